@@ -1,0 +1,43 @@
+# Defines inferscale_llama_cpp: llama.cpp's static libraries from the cache outside the build
+# folder. tools/setup/build_llama.sh builds them there first if this commit, these flags, this
+# compiler and this CPU have none yet.
+find_package(Threads REQUIRED)
+
+set(llama_arguments --cc "${CMAKE_C_COMPILER}" --cxx "${CMAKE_CXX_COMPILER}")
+if(INFERSCALE_LLAMA_SOURCE_DIR)
+  list(APPEND llama_arguments --source "${INFERSCALE_LLAMA_SOURCE_DIR}")
+endif()
+if(INFERSCALE_CUDA)
+  list(APPEND llama_arguments --cuda)
+endif()
+if(NOT INFERSCALE_NATIVE)
+  list(APPEND llama_arguments --portable)
+endif()
+execute_process(
+  COMMAND "${CMAKE_SOURCE_DIR}/tools/setup/build_llama.sh" ${llama_arguments}
+  OUTPUT_VARIABLE llama_prefix
+  OUTPUT_STRIP_TRAILING_WHITESPACE
+  RESULT_VARIABLE llama_result)
+if(NOT llama_result EQUAL 0)
+  message(FATAL_ERROR "llama.cpp could not be prepared; see the message above")
+endif()
+message(STATUS "llama.cpp: ${llama_prefix}")
+set_property(DIRECTORY "${CMAKE_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+             "${llama_prefix}/share/complete" third_party/llama/CMakeLists.txt tools/setup/pins.sh)
+
+add_library(inferscale_llama_cpp INTERFACE)
+target_include_directories(inferscale_llama_cpp SYSTEM INTERFACE "${llama_prefix}/include"
+                                                                 "${llama_prefix}/include/common")
+set(llama_archives llama-common llama-common-base cpp-httplib llama ggml)
+if(INFERSCALE_CUDA)
+  list(APPEND llama_archives ggml-cuda)
+endif()
+list(APPEND llama_archives ggml-cpu ggml-base)
+list(TRANSFORM llama_archives REPLACE "(.+)" "${llama_prefix}/lib/lib\\1.a")
+target_link_libraries(inferscale_llama_cpp INTERFACE ${llama_archives} Threads::Threads
+                                                     ${CMAKE_DL_LIBS} m)
+if(INFERSCALE_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  target_link_libraries(inferscale_llama_cpp INTERFACE CUDA::cudart_static CUDA::cublas
+                                                       CUDA::cublasLt CUDA::cuda_driver)
+endif()
