@@ -1,0 +1,55 @@
+#ifndef INFERSCALE_RETRIEVER_H_
+#define INFERSCALE_RETRIEVER_H_
+
+/// \file retriever.h
+/// Retriever: exact nearest facts of an owner, fused with keyword hits. Guarantees: only facts of the
+/// scopes asked for are returned, at most once each; a deleted fact or an old text is never returned
+/// once the delete or update was answered. Thread-safe; searches of different scopes run in parallel.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "inferscale/catalog.h"
+#include "inferscale/embedder.h"
+#include "inferscale/result.h"
+#include "inferscale/types.h"
+
+namespace inferscale {
+
+struct SearchRequest {
+  std::vector<ScopeId> scopes;
+  std::string query;
+  std::int32_t top_k = 20;
+  double threshold = 0.0;            ///< least semantic score; keyword hits pass it too
+  const Filter* filter = nullptr;
+  bool show_expired = false;
+  bool keyword = true;               ///< false: vectors only
+};
+
+struct SearchHit {
+  Fact fact;
+  double score = 0;                  ///< fused, 0…1
+  double semantic = 0;               ///< cosine
+  double keyword = 0;                ///< BM25 after the logistic, 0 without a hit
+};
+
+class Retriever {
+ public:
+  /// Both must outlive the retriever.
+  Retriever(Catalog& catalog, Embedder& embedder);
+  ~Retriever();
+
+  /// Best first. Superseded facts are left out.
+  Result<std::vector<SearchHit>> Search(const SearchRequest& request);
+  std::size_t MemorySizeBytes() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_RETRIEVER_H_
