@@ -192,7 +192,8 @@ class Catalog {
   virtual Status SetEmbedding(const std::string& fact_id, std::int64_t version, const std::string& embedder_id,
                               std::span<const float> vector) = 0;
 
-  /// Facts that have no KV record under `encoding_id`, oldest first.
+  /// The encode queue: live facts that have no ready KV record under `encoding_id`, oldest first. It
+  /// includes facts recorded by RecordKv but not yet marked ready, as after a kill.
   virtual Result<std::vector<Fact>> FactsWithoutKv(const std::string& encoding_id, std::int32_t limit) = 0;
   virtual Result<std::int64_t> CountFactsWithoutKv(const std::string& encoding_id) = 0;
   /// Records keys before their blocks exist, so that every block on disk can be found from its fact.
@@ -200,6 +201,8 @@ class Catalog {
   virtual Result<std::vector<KvRecord>> RecordKv(std::span<const KvRecord> records) = 0;
   virtual Result<std::vector<std::optional<KvRecord>>> GetKvRecords(std::span<const std::string> fact_ids,
                                                                     const std::string& encoding_id) = 0;
+  /// The blocks are in the store (or can never be made): their facts leave the encode queue.
+  virtual Status MarkKvReady(std::span<const KvKey> keys) = 0;
   /// Forgets that these blocks exist (evicted, corrupt), so that they are encoded again.
   virtual Status DropKvRecords(std::span<const KvKey> keys) = 0;
 
