@@ -131,7 +131,7 @@ class TinyTokenizer:
         return self.tokens.index(token)
 
     def is_plain_text(self, token_id: int) -> bool:
-        """Whether the token is printable ASCII and newlines, so that sequences of them are UTF-8."""
+        """Whether the token is printable ASCII and newlines: sequences of them are UTF-8."""
         if self.types[token_id] != TYPE_NORMAL:
             return False
         data = [self._byte_of[symbol] for symbol in self.tokens[token_id]]
