@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Says what set-up is about to download, store and take, if anything is left to do.
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 shopt -s nullglob

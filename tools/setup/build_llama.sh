@@ -3,7 +3,7 @@
 # Prints the folder that holds lib/ and include/ as its only line on standard output.
 #   build_llama.sh [--source DIR] [--cuda] [--portable] [--cc CC] [--cxx CXX]
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 source_dir=${INFERSCALE_LLAMA_SOURCE_DIR:-}

@@ -5,7 +5,7 @@ set -euo pipefail
 
 REPOSITORY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 CACHE_DIR=${INFERSCALE_CACHE_DIR:-${HOME:?HOME is not set}/.cache/inferscale}
-# shellcheck source=pins.sh
+# shellcheck source=tools/setup/pins.sh
 source "$REPOSITORY_ROOT/tools/setup/pins.sh"
 
 say() { printf 'inferscale: %s\n' "$*" >&2; }

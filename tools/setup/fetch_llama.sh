@@ -3,7 +3,7 @@
 # The hash-pinned source package comes first because one SHA-256 covers all of it and any package
 # mirror serves it; git, by the full commit, is the other way.
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 target="$CACHE_DIR/llama-source/$LLAMA_COMMIT"

@@ -2,7 +2,7 @@
 # Puts the two default models into the cache's models/ folder: the chat model as it is packaged, the
 # embedder converted and checked here.
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 setup="$REPOSITORY_ROOT/tools/setup"
@@ -10,17 +10,7 @@ models="$CACHE_DIR/models"
 chat_model="$models/$CHAT_MODEL_FILE"
 embedder="$models/$EMBEDDER_FILE"
 
-# The converted file depends on the converter and its packages, so its identity is theirs.
-embedder_recipe=$({
-  echo "$EMBEDDER_WHEEL_SHA256"
-  cat "$setup/convert_minilm.py" "$setup/requirements.txt"
-} | sha256sum | cut -d' ' -f1)
-embedder_is_ready() {
-  [[ -f $embedder && -f $embedder.recipe ]] &&
-    [[ $(cat -- "$embedder.recipe") == "$embedder_recipe $(file_state "$embedder")" ]]
-}
-
-if ! is_verified "$chat_model" "$CHAT_MODEL_SHA256" || ! embedder_is_ready; then
+if ! is_verified "$chat_model" "$CHAT_MODEL_SHA256" || ! is_verified "$embedder" "$EMBEDDER_SHA256"; then
   hold_lock models
   scratch_folder models
   mkdir -p "$models"
@@ -38,7 +28,7 @@ if ! is_verified "$chat_model" "$CHAT_MODEL_SHA256"; then
   rm -f -- "$wheel" "$wheel.verified"
 fi
 
-if ! embedder_is_ready; then
+if ! is_verified "$embedder" "$EMBEDDER_SHA256"; then
   wheel=$("$setup/fetch_package.sh" "$EMBEDDER_REQUIREMENT" "$EMBEDDER_WHEEL_FILE" \
     "$EMBEDDER_WHEEL_SHA256")
   python=$("$setup/python.sh")
@@ -47,7 +37,10 @@ if ! embedder_is_ready; then
   OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 "$python" "$setup/convert_minilm.py" --check \
     "$SCRATCH/embedder/$EMBEDDER_MEMBER_FOLDER" "$SCRATCH/$EMBEDDER_FILE" ||
     fail "$EMBEDDER_FILE could not be converted; see the message above"
+  has_sha256 "$SCRATCH/$EMBEDDER_FILE" "$EMBEDDER_SHA256" ||
+    fail "$EMBEDDER_FILE was converted to other bytes than expected; after changing the converter or" \
+      "its packages, set EMBEDDER_SHA256 in tools/setup/pins.sh"
   mv -- "$SCRATCH/$EMBEDDER_FILE" "$embedder"
-  printf '%s %s\n' "$embedder_recipe" "$(file_state "$embedder")" >"$embedder.recipe"
+  is_verified "$embedder" "$EMBEDDER_SHA256"
   rm -f -- "$wheel" "$wheel.verified"
 fi

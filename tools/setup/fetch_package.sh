@@ -3,7 +3,7 @@
 #   fetch_package.sh NAME==VERSION FILE SHA256
 # Prints the file's path as the only line of output. The file gets its name only once it is whole.
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 requirement=$1

