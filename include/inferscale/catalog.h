@@ -168,6 +168,8 @@ class Catalog {
   virtual Result<std::vector<Turn>> GetTurns(std::span<const TurnId> ids) = 0;
   /// The `count` turns of the scope before turn `before`, oldest first (context windows).
   virtual Result<std::vector<Turn>> TurnsBefore(ScopeId scope, TurnId before, std::int32_t count) = 0;
+  /// The first `count` live facts of the scope, oldest first (owner's primers).
+  virtual Result<std::vector<Fact>> OldestFacts(ScopeId scope, std::int32_t count) = 0;
   virtual Result<std::vector<HistoryEntry>> History(const std::string& fact_id) = 0;
 
   virtual Result<Erasure> UpdateFact(const std::string& id, const FactUpdate& update) = 0;

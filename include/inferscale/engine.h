@@ -126,6 +126,7 @@ class Generation {
 struct EncodeRequest {
   KvBlockInfo info;                             ///< geometry and fingerprint are filled in
   std::shared_ptr<const TokenIds> context;      ///< shared between requests where equal; may be empty
+  bool urgent = false;  ///< a request waits for this (an exact prefix): do not give way to generations
 };
 
 struct EncodeOutcome {

@@ -1,0 +1,161 @@
+#include "encode/fact_encoder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+
+namespace inferscale {
+namespace {
+
+/// Distinct primer texts kept as ids: one per pair of names, so few owners share many.
+constexpr std::size_t kMaxPrimerContexts = 1024;
+
+std::string TurnRef(TurnId id) { return "turn:" + std::to_string(id); }
+
+}  // namespace
+
+std::string ScopeText(const Scope& scope) {
+  std::string text;
+  // Length-prefixed: ("ab", "") and ("a", "b") differ.
+  for (const std::string* part : {&scope.tenant, &scope.user, &scope.agent, &scope.run, &scope.app}) {
+    text += std::to_string(part->size());
+    text += ':';
+    text += *part;
+  }
+  return text;
+}
+
+FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCodec codec)
+    : engine_(engine), catalog_(catalog), recipe_(recipe), codec_(codec) {
+  std::string identity(reinterpret_cast<const char*>(engine.fingerprint().data()), engine.fingerprint().size());
+  for (std::string_view part : {std::string_view(recipe_.Name()), KvCodecName(codec), prompt_text::SystemSentence(),
+                                prompt_text::Header()}) {
+    identity += std::to_string(part.size()) + ":";
+    identity += part;
+  }
+  const std::string names[] = {"A", "B"};
+  identity += PrimerLines(recipe_.count, names);
+  encoding_id_ = HexEncode(Sha256(identity)).substr(0, 32);
+}
+
+Result<std::vector<std::uint8_t>> FactEncoder::Secret(const std::string& tenant) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = secrets_.find(tenant);
+    if (found != secrets_.end()) return found->second;
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(std::vector<std::uint8_t> secret, catalog_.TenantSecret(tenant));
+  std::lock_guard lock(mutex_);
+  secrets_.emplace(tenant, secret);
+  return secret;
+}
+
+Result<KvKey> FactEncoder::PrefixKey(const std::string& tenant, std::span<const TokenId> ids) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(tenant));
+  return MakeKvKey(secret, engine_.fingerprint(), codec_, "prefix of tenant " + tenant, {}, ids);
+}
+
+Result<std::uint64_t> FactEncoder::ScopeTag(const Scope& scope) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.tenant));
+  return MakeScopeTag(secret, ScopeText(scope));
+}
+
+TokenIds FactEncoder::ServedIds(const Fact& fact, const ScopeInfo& scope) const {
+  return engine_.Tokenize(ServedLine(fact, scope.display_name));
+}
+
+Result<std::shared_ptr<const TokenIds>> FactEncoder::Opening() {
+  {
+    std::lock_guard lock(mutex_);
+    if (opening_ != nullptr) return opening_;
+  }
+  const ChatMessage messages[] = {{"system", std::string(prompt_text::SystemSentence()), ""}, {"user", "?", ""}};
+  INFERSCALE_ASSIGN_OR_RETURN(const RenderedChat rendered, engine_.Render(messages));
+  // A template without a place for facts serves them as text; encoding still needs some opening.
+  const std::int32_t place = std::max(rendered.facts_place, 0);
+  auto opening = std::make_shared<TokenIds>(rendered.ids.begin(), rendered.ids.begin() + place);
+  const TokenIds header = engine_.Tokenize(prompt_text::Header());
+  opening->insert(opening->end(), header.begin(), header.end());
+  std::lock_guard lock(mutex_);
+  opening_ = std::move(opening);
+  return opening_;
+}
+
+std::shared_ptr<const TokenIds> FactEncoder::PrimerContext(const TokenIds& opening, const std::string& lines) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = primer_contexts_.find(lines);
+    if (found != primer_contexts_.end()) return found->second;
+  }
+  auto context = std::make_shared<TokenIds>(opening);
+  // Line by line, as served facts are: the ids must not depend on what stands beside a line.
+  for (std::size_t begin = 0; begin < lines.size();) {
+    const std::size_t end = lines.find('\n', begin) + 1;
+    const TokenIds ids = engine_.Tokenize(std::string_view(lines).substr(begin, end - begin));
+    context->insert(context->end(), ids.begin(), ids.end());
+    begin = end;
+  }
+  std::lock_guard lock(mutex_);
+  if (primer_contexts_.size() >= kMaxPrimerContexts) primer_contexts_.clear();
+  return primer_contexts_[lines] = std::move(context);
+}
+
+Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact, const ScopeInfo& scope,
+                                                             std::vector<std::string>* saw) {
+  if (recipe_.kind == RecipeKind::kBare) return std::make_shared<const TokenIds>();
+  if (recipe_.kind == RecipeKind::kWindow || recipe_.kind == RecipeKind::kHeaderWindow) {
+    const bool with_header = recipe_.kind == RecipeKind::kHeaderWindow;
+    auto context = std::make_shared<TokenIds>();
+    if (with_header) {
+      INFERSCALE_ASSIGN_OR_RETURN(const auto opening, Opening());
+      *context = *opening;
+    }
+    if (fact.source_turns.empty()) return std::shared_ptr<const TokenIds>(std::move(context));
+    const TurnId first = *std::min_element(fact.source_turns.begin(), fact.source_turns.end());
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Turn> turns,
+                                catalog_.TurnsBefore(fact.scope_id, first, recipe_.count));
+    for (const Turn& turn : turns) {
+      Fact line;
+      line.name = turn.name;
+      line.text = turn.content;
+      line.event_time_ms = with_header ? turn.time_ms : 0;
+      const std::string served = ServedLine(line, scope.display_name);
+      // The paper's windows are plain turns: no bullet, no date.
+      const TokenIds ids = engine_.Tokenize(with_header ? std::string_view(served) : std::string_view(served).substr(2));
+      context->insert(context->end(), ids.begin(), ids.end());
+      saw->push_back(TurnRef(turn.id));
+    }
+    return std::shared_ptr<const TokenIds>(std::move(context));
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(const auto opening, Opening());
+  if (recipe_.kind == RecipeKind::kHeader) return opening;
+  if (recipe_.kind == RecipeKind::kOwnerPrimer) {
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest, catalog_.OldestFacts(fact.scope_id, recipe_.count));
+    std::string lines;
+    for (const Fact& example : oldest) {
+      if (example.id == fact.id) continue;
+      lines += ServedLine(example, scope.display_name);
+      saw->push_back(example.id);
+    }
+    return PrimerContext(*opening, lines);
+  }
+  // The fact's own subject and nobody else: a fact's KV then depends on no other fact of its owner, and
+  // nothing is encoded again when a second person turns up.
+  const std::string names[] = {ServedName(fact, scope.display_name)};
+  return PrimerContext(*opening, PrimerLines(recipe_.count, names));
+}
+
+Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scope) {
+  FactEncoding encoding;
+  INFERSCALE_ASSIGN_OR_RETURN(encoding.context, Context(fact, scope, &encoding.saw));
+  encoding.own = ServedIds(fact, scope);
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.scope.tenant));
+  const std::string owner = ScopeText(scope.scope);
+  encoding.key = MakeKvKey(secret, engine_.fingerprint(), codec_, owner, *encoding.context, encoding.own);
+  encoding.scope_tag = MakeScopeTag(secret, owner);
+  return encoding;
+}
+
+}  // namespace inferscale

@@ -1,0 +1,73 @@
+#ifndef INFERSCALE_ENCODE_FACT_ENCODER_H_
+#define INFERSCALE_ENCODE_FACT_ENCODER_H_
+
+/// \file fact_encoder.h
+/// FactEncoder: from a fact to the encode request of its KV block, and to the key it is found by.
+/// Thread-safe.
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "encode/recipe.h"
+#include "inferscale/catalog.h"
+#include "inferscale/engine.h"
+
+namespace inferscale {
+
+/// What a fact is encoded behind, and its own tokens.
+struct FactEncoding {
+  std::shared_ptr<const TokenIds> context;
+  TokenIds own;
+  std::vector<std::string> saw;  ///< ids of facts, "turn:ID" of turns
+  KvKey key;
+  std::uint64_t scope_tag = 0;
+};
+
+class FactEncoder {
+ public:
+  /// The catalog is read for windows and owner's primers. Both must outlive the encoder.
+  FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCodec codec);
+
+  const Recipe& recipe() const { return recipe_; }
+  KvCodec codec() const { return codec_; }
+  /// Names one encoding (model × recipe × codec) in the catalog.
+  const std::string& encoding_id() const { return encoding_id_; }
+
+  /// \param scope the fact's own scope.
+  Result<FactEncoding> Encode(const Fact& fact, const ScopeInfo& scope);
+
+  /// Ids of the served line of a fact.
+  TokenIds ServedIds(const Fact& fact, const ScopeInfo& scope) const;
+
+  /// Key of an exact prefix: shared by all scopes of a tenant, exact for everybody.
+  Result<KvKey> PrefixKey(const std::string& tenant, std::span<const TokenId> ids);
+  Result<std::uint64_t> ScopeTag(const Scope& scope);
+
+ private:
+  Result<std::shared_ptr<const TokenIds>> Context(const Fact& fact, const ScopeInfo& scope,
+                                                  std::vector<std::string>* saw);
+  Result<std::shared_ptr<const TokenIds>> Opening();
+  std::shared_ptr<const TokenIds> PrimerContext(const TokenIds& opening, const std::string& lines);
+  Result<std::vector<std::uint8_t>> Secret(const std::string& tenant);
+
+  Engine& engine_;
+  Catalog& catalog_;
+  const Recipe recipe_;
+  const KvCodec codec_;
+  std::string encoding_id_;
+  std::mutex mutex_;
+  std::shared_ptr<const TokenIds> opening_;
+  std::map<std::string, std::shared_ptr<const TokenIds>> primer_contexts_;  // by primer text
+  std::map<std::string, std::vector<std::uint8_t>> secrets_;               // by tenant
+};
+
+/// Canonical text of a scope, as hashed into keys and tags: no two scopes share it.
+std::string ScopeText(const Scope& scope);
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_ENCODE_FACT_ENCODER_H_
