@@ -57,7 +57,7 @@ struct Composition {
   TokenIds ids;
   std::vector<BlockSpan> blocks;
   std::string salt;          ///< KV computed under one salt is reused under no other
-  std::uint64_t scope_tag = 0;  ///< the owner's scope tag, so that erase() reaches cached sequences
+  std::vector<std::uint64_t> scope_tags;  ///< of all owners in it: erase() drops cached sequences
   bool inject = true;        ///< false: text mode, everything is computed
 };
 
