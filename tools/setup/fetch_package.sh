@@ -16,8 +16,9 @@ if ! is_verified "$target" "$sha256"; then
   if ! is_verified "$target" "$sha256"; then
     scratch_folder "download-$file"
     form=(--only-binary :all:)
-    # Naming the package, instead of :all:, leaves its build tools free to be wheels.
-    [[ $file != *.tar.gz ]] || form=(--no-binary "${requirement%%==*}")
+    # pip asks a source package's build backend for metadata; that one is pinned in requirements.txt,
+    # where build isolation would fetch an unpinned one.
+    [[ $file != *.tar.gz ]] || form=(--no-binary "${requirement%%==*}" --no-build-isolation)
     say "downloading $file"
     printf '%s --hash=sha256:%s\n' "$requirement" "$sha256" >"$SCRATCH/requirements.txt"
     "$("$REPOSITORY_ROOT/tools/setup/python.sh")" -m pip download --quiet --no-deps \
