@@ -29,6 +29,7 @@ class Filter;  // catalog/filter.h: a checked metadata filter (Mem0's grammar)
 struct ScopeInfo {
   ScopeId id = 0;
   Scope scope;
+  std::uint64_t tag = 0;        ///< random, made with the scope: marks its KV blocks, says nothing of it
   std::string display_name;     ///< name served for facts without one; empty: "The user"
   std::uint64_t epoch = 1;      ///< raised by update, delete, forget and rename
   std::uint64_t revision = 0;   ///< raised by every change of the scope's facts
@@ -86,7 +87,7 @@ struct FactUpdate {
 /// What an erasure has to remove outside the catalog. Recorded durably; see PendingErasures().
 struct Erasure {
   std::int64_t id = 0;
-  ScopeId scope_id = 0;
+  std::uint64_t scope_tag = 0;  ///< ScopeInfo::tag, kept here because the scope itself may be forgotten
   std::uint64_t epoch = 0;
   bool whole_scope = false;
   std::vector<KvKey> keys;

@@ -77,8 +77,6 @@ class KvBlock {
 /// codec, scope, the tokens seen in front and the block's own tokens, each length-prefixed.
 KvKey MakeKvKey(std::span<const std::uint8_t> tenant_secret, const Fingerprint& fingerprint,
                 KvCodec codec, std::string_view scope, std::span<const TokenId> seen, std::span<const TokenId> own);
-/// The tag a scope's blocks carry: HMAC-SHA-256 of the scope, first 64 bits.
-std::uint64_t MakeScopeTag(std::span<const std::uint8_t> tenant_secret, std::string_view scope);
 
 }  // namespace inferscale
 

@@ -139,6 +139,8 @@ class MemoryService {
   const std::string& encoding_id() const;  ///< of recipe, codec and model; empty without an engine
 
  private:
+  Status RunExtraction(const Job& job);
+
   struct Impl;
   explicit MemoryService(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -6,7 +6,9 @@
 /// scopes asked for are returned, at most once each; a deleted fact or an old text is never returned
 /// once the delete or update was answered. Thread-safe; searches of different scopes run in parallel.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,13 +37,20 @@ struct SearchHit {
   double keyword = 0;                ///< BM25 after the logistic, 0 without a hit
 };
 
+struct RetrieverOptions {
+  std::size_t budget_bytes = std::size_t{1} << 30;  ///< of vectors in memory, all scopes together
+  std::function<TimeMs()> clock;                    ///< the catalog's; empty: the system's
+};
+
 class Retriever {
  public:
   /// Both must outlive the retriever.
-  Retriever(Catalog& catalog, Embedder& embedder);
+  Retriever(Catalog& catalog, Embedder& embedder, RetrieverOptions options = {});
   ~Retriever();
 
-  /// Best first. Superseded facts are left out.
+  /// Best first; equal scores: newer first. Superseded facts are left out; facts without a vector yet
+  /// are found by keyword. A blank query or an unknown scope finds nothing. kInvalidArgument: top_k
+  /// outside 0…10,000 or a threshold that is not a number; otherwise the embedder's or catalog's error.
   Result<std::vector<SearchHit>> Search(const SearchRequest& request);
   std::size_t MemorySizeBytes() const;
 

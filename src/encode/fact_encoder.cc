@@ -57,11 +57,6 @@ Result<KvKey> FactEncoder::PrefixKey(const std::string& tenant, std::span<const 
   return MakeKvKey(secret, engine_.fingerprint(), codec_, "prefix of tenant " + tenant, {}, ids);
 }
 
-Result<std::uint64_t> FactEncoder::ScopeTag(const Scope& scope) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.tenant));
-  return MakeScopeTag(secret, ScopeText(scope));
-}
-
 TokenIds FactEncoder::ServedIds(const Fact& fact, const ScopeInfo& scope) const {
   return engine_.Tokenize(ServedLine(fact, scope.display_name));
 }
@@ -152,9 +147,8 @@ Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scop
   INFERSCALE_ASSIGN_OR_RETURN(encoding.context, Context(fact, scope, &encoding.saw));
   encoding.own = ServedIds(fact, scope);
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.scope.tenant));
-  const std::string owner = ScopeText(scope.scope);
-  encoding.key = MakeKvKey(secret, engine_.fingerprint(), codec_, owner, *encoding.context, encoding.own);
-  encoding.scope_tag = MakeScopeTag(secret, owner);
+  encoding.key =
+      MakeKvKey(secret, engine_.fingerprint(), codec_, ScopeText(scope.scope), *encoding.context, encoding.own);
   return encoding;
 }
 

@@ -24,7 +24,6 @@ struct FactEncoding {
   TokenIds own;
   std::vector<std::string> saw;  ///< ids of facts, "turn:ID" of turns
   KvKey key;
-  std::uint64_t scope_tag = 0;
 };
 
 class FactEncoder {
@@ -45,7 +44,6 @@ class FactEncoder {
 
   /// Key of an exact prefix: shared by all scopes of a tenant, exact for everybody.
   Result<KvKey> PrefixKey(const std::string& tenant, std::span<const TokenId> ids);
-  Result<std::uint64_t> ScopeTag(const Scope& scope);
 
  private:
   Result<std::shared_ptr<const TokenIds>> Context(const Fact& fact, const ScopeInfo& scope,

@@ -1,0 +1,42 @@
+#ifndef INFERSCALE_MEMORY_BACKGROUND_WORKER_H_
+#define INFERSCALE_MEMORY_BACKGROUND_WORKER_H_
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "inferscale/result.h"
+
+namespace inferscale {
+
+/// One thread that runs posted tasks in order and, when there are none, slices of background work until
+/// there is no more. Destruction finishes the tasks already posted, not the background work.
+class BackgroundWorker {
+ public:
+  /// \param slice does one slice; false: nothing left until Wake(). Errors are logged and retried after a
+  /// growing pause.
+  explicit BackgroundWorker(std::function<Result<bool>()> slice);
+  ~BackgroundWorker();
+
+  void Post(std::function<void()> task);
+  /// There may be new background work.
+  void Wake();
+
+ private:
+  void Run();
+
+  const std::function<Result<bool>()> slice_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> tasks_;
+  bool work_ = true;
+  bool stop_ = false;
+  std::thread thread_;  // last: starts when everything above exists
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_MEMORY_BACKGROUND_WORKER_H_

@@ -1,0 +1,200 @@
+// Background work of a MemoryService: erasures, embeddings, extractions, encodings, in this order: what
+// must be gone first, then what makes facts findable, then what makes more of them, then what makes
+// serving fast.
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+#include <spdlog/spdlog.h>
+
+#include "memory/service_impl.h"
+#include "retrieval/embed_pending.h"
+
+namespace inferscale {
+namespace {
+
+/// Facts of one encode slice: enough for full batches, few enough to notice an erasure soon.
+constexpr std::int32_t kEncodeSlice = 64;
+constexpr std::int32_t kEmbedSlice = 64;
+/// Pending embeddings and jobs are counted up to here: their rows have to be read to be counted.
+constexpr std::int32_t kCountLimit = 1000;
+/// A job that failed this often is given up; its turns stay, and are served as text by nobody.
+constexpr std::int32_t kMaxJobAttempts = 5;
+
+struct Parts {
+  Catalog& catalog;
+  Engine& engine;
+  FactEncoder& encoder;
+};
+
+/// Encodes one slice of the queue and waits for it. \return whether anything was done.
+Result<bool> EncodeSlice(Parts parts) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts,
+                              parts.catalog.FactsWithoutKv(parts.encoder.encoding_id(), kEncodeSlice));
+  if (facts.empty()) return false;
+  std::map<ScopeId, ScopeInfo> scopes;
+  std::vector<KvRecord> records;
+  std::map<KvKey, EncodeRequest> by_key;
+  for (const Fact& fact : facts) {
+    if (!scopes.contains(fact.scope_id)) {
+      const Result<ScopeInfo> scope = parts.catalog.GetScope(fact.scope_id);
+      if (!scope.ok()) continue;  // erased a moment ago
+      scopes.emplace(fact.scope_id, *scope);
+    }
+    const ScopeInfo& scope = scopes.at(fact.scope_id);
+    INFERSCALE_ASSIGN_OR_RETURN(FactEncoding encoding, parts.encoder.Encode(fact, scope));
+    records.push_back({encoding.key, fact.id, fact.version, parts.encoder.encoding_id(), encoding.saw});
+    EncodeRequest request;
+    request.info.key = encoding.key;
+    request.info.scope_tag = scope.tag;
+    request.info.epoch = scope.epoch;
+    request.info.codec = parts.encoder.codec();
+    request.info.tokens = std::move(encoding.own);
+    request.info.saw = std::move(encoding.saw);
+    request.context = std::move(encoding.context);
+    by_key.emplace(encoding.key, std::move(request));
+  }
+  // Keys are recorded before their blocks exist: an erasure finds every block, whenever it comes.
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KvRecord> recorded, parts.catalog.RecordKv(records));
+  std::vector<EncodeRequest> requests;
+  std::vector<KvKey> done;
+  for (const KvRecord& record : recorded) {
+    const auto found = by_key.find(record.key);
+    if (found == by_key.end()) continue;
+    if (parts.engine.Presence(std::span(&record.key, 1))[0] != KvTier::kNone) {
+      done.push_back(record.key);  // made before a kill, or under the same tokens again
+    } else {
+      requests.push_back(std::move(found->second));
+    }
+    by_key.erase(found);
+  }
+  struct Latch {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t open = 0;
+    std::vector<KvKey> done;
+    Status error;
+  };
+  const auto latch = std::make_shared<Latch>();
+  latch->open = requests.size();
+  if (!requests.empty()) {
+    parts.engine.Encode(std::move(requests), [latch](const EncodeOutcome& outcome) {
+      std::lock_guard lock(latch->mutex);
+      // What can never be encoded (too long, unsupported) is served as text and not tried again; a full
+      // disk leaves the block in memory.
+      const StatusCode code = outcome.status.code();
+      if (outcome.status.ok() || code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported ||
+          code == StatusCode::kResourceExhausted) {
+        latch->done.push_back(outcome.key);
+      }
+      if (!outcome.status.ok() && code != StatusCode::kFailedPrecondition && code != StatusCode::kCancelled) {
+        latch->error = outcome.status;
+      }
+      if (--latch->open == 0) latch->changed.notify_all();
+    });
+    std::unique_lock lock(latch->mutex);
+    latch->changed.wait(lock, [&] { return latch->open == 0; });
+    done.insert(done.end(), latch->done.begin(), latch->done.end());
+  }
+  if (!done.empty()) INFERSCALE_RETURN_IF_ERROR(parts.catalog.MarkKvReady(done));
+  if (!latch->error.ok()) {
+    spdlog::warn("encoding: {}", latch->error.ToString());
+    if (done.empty()) return latch->error;
+  }
+  return !done.empty();
+}
+
+}  // namespace
+
+Result<bool> MemoryService::RunPending() {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->PendingErasures());
+  if (!erasures.empty() && impl_->engine != nullptr) {
+    INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
+    return true;
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t embedded,
+                              EmbedPending(*impl_->catalog, *impl_->embedder, kEmbedSlice));
+  if (embedded > 0) return true;
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs, impl_->catalog->PendingJobs("extract", 1));
+  if (!jobs.empty()) {
+    const Status status = RunExtraction(jobs.front());
+    if (!status.ok()) {
+      const bool final = !status.retryable() || jobs.front().attempts + 1 >= kMaxJobAttempts;
+      INFERSCALE_RETURN_IF_ERROR(impl_->catalog->FailJob(jobs.front().id, status.ToString(), final));
+      if (!final) return status;
+    }
+    return true;
+  }
+  if (impl_->encoder == nullptr || !impl_->engine->capabilities().kv_injection) return false;
+  return EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder});
+}
+
+Status MemoryService::RunExtraction(const Job& job) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Turn> turns, impl_->catalog->GetTurns(job.turns));
+  const auto payload = nlohmann::json::parse(job.payload_json, nullptr, false);
+  const auto text = [&](const char* key) {
+    return payload.is_object() && payload.contains(key) && payload[key].is_string() ? payload[key].get<std::string>()
+                                                                                   : std::string();
+  };
+  const ExtractionMode mode = text("mode") == "llm" ? ExtractionMode::kLlm : ExtractionMode::kVerbatim;
+  const std::string metadata = text("metadata");
+  IngestBatch batch;
+  batch.scope_id = job.scope_id;
+  batch.completes_job = job.id;
+  batch.embedder_id = impl_->embedder->id();
+  INFERSCALE_ASSIGN_OR_RETURN(batch.facts, impl_->Extract(job.scope_id, turns, mode, metadata.empty() ? "{}" : metadata,
+                                                          text("expiration_date")));
+  // The turns are stored already: facts refer to their ids.
+  for (NewFact& fact : batch.facts) {
+    for (const std::int32_t index : fact.source_turn_indexes) {
+      fact.fact.source_turns.push_back(turns[static_cast<std::size_t>(index)].id);
+    }
+    fact.source_turn_indexes.clear();
+  }
+  impl_->Embed(&batch.facts);
+  return impl_->catalog->Ingest(batch).status();
+}
+
+Result<PendingWork> MemoryService::Pending() {
+  PendingWork pending;
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> unembedded,
+                              impl_->catalog->FactsWithoutEmbedding(impl_->embedder->id(), kCountLimit));
+  pending.embeddings = static_cast<std::int64_t>(unembedded.size());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs, impl_->catalog->PendingJobs("extract", kCountLimit));
+  pending.extractions = static_cast<std::int64_t>(jobs.size());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->PendingErasures());
+  pending.erasures = static_cast<std::int64_t>(erasures.size());
+  if (impl_->encoder != nullptr && impl_->engine->capabilities().kv_injection) {
+    INFERSCALE_ASSIGN_OR_RETURN(pending.encodings, impl_->catalog->CountFactsWithoutKv(impl_->encoding_id));
+  }
+  return pending;
+}
+
+Status MemoryService::WaitIdle(const std::function<bool(const PendingWork&)>& progress) {
+  constexpr std::chrono::milliseconds kInterval{250};
+  auto next_call = std::chrono::steady_clock::now();
+  while (true) {
+    INFERSCALE_ASSIGN_OR_RETURN(const PendingWork pending, Pending());
+    const bool idle = pending.embeddings == 0 && pending.encodings == 0 && pending.extractions == 0 &&
+                      pending.erasures == 0;
+    if (progress && (idle || std::chrono::steady_clock::now() >= next_call)) {
+      next_call = std::chrono::steady_clock::now() + kInterval;
+      if (!progress(pending)) return Cancelled("stopped waiting; the work goes on in the background");
+    }
+    if (idle) return OkStatus();
+    if (impl_->worker == nullptr) {
+      INFERSCALE_ASSIGN_OR_RETURN(const bool more, RunPending());
+      if (!more) return OkStatus();  // what is left needs an engine
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds{50});
+    }
+  }
+}
+
+}  // namespace inferscale

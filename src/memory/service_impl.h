@@ -1,0 +1,59 @@
+#ifndef INFERSCALE_MEMORY_SERVICE_IMPL_H_
+#define INFERSCALE_MEMORY_SERVICE_IMPL_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "compose/composer.h"
+#include "encode/fact_encoder.h"
+#include "inferscale/memory_service.h"
+#include "memory/background_worker.h"
+#include "memory/extractor.h"
+
+namespace inferscale {
+
+/// The parts of a MemoryService and what several of its files share.
+struct MemoryService::Impl {
+  std::unique_ptr<Catalog> catalog;
+  std::shared_ptr<Embedder> embedder;
+  std::shared_ptr<Engine> engine;             // may be null
+  std::shared_ptr<Extractor> extractor;       // may be null: verbatim only
+  MemoryServiceOptions options;
+  std::unique_ptr<FactEncoder> encoder;       // null without an engine
+  std::unique_ptr<Retriever> retriever;
+  std::string encoding_id;
+  std::unique_ptr<BackgroundWorker> worker;   // declared last: stops before its parts go
+
+  TimeMs Now() const { return options.clock ? options.clock() : NowMs(); }
+
+  /// Scopes a request may read; empty when it names no owner.
+  Result<std::vector<ScopeInfo>> ReadableScopes(const Scope& scope);
+
+  /// Removes from the engine what an erasure took out of the catalog, then marks it done.
+  Status Apply(const Erasure& erasure);
+  Status Apply(const std::vector<Erasure>& erasures);
+
+  /// Turns to facts, by the given mode. Does not store anything.
+  Result<std::vector<NewFact>> Extract(ScopeId scope, const std::vector<Turn>& turns, ExtractionMode mode,
+                                       const std::string& metadata_json, const std::string& expiration_date);
+  /// Fills in embeddings; on a failing embedder they stay pending.
+  void Embed(std::vector<NewFact>* facts);
+
+  /// The facts as they may be served, in the order given. Missing blocks are queued again.
+  Result<std::vector<ServableFact>> Servable(std::span<const Fact> facts, std::span<const ScopeInfo> scopes,
+                                             MemoryMode mode);
+  Result<Composed> ComposePrompt(std::span<const ScopeInfo> scopes, std::span<const ChatMessage> messages,
+                                 std::span<const Fact> facts, MemoryMode mode, std::int32_t compute_best,
+                                 std::int32_t answer_tokens, const LedgerEntry* ledger);
+  /// Makes sure that the exact prefix of a composition is in the store, then calls `then`, perhaps on
+  /// another thread. A prefix that cannot be stored is simply computed.
+  void WithPrefix(const Composition& composition, const std::string& tenant, std::function<void()> then);
+  Result<std::string> Salt(const Scope& scope, std::span<const ScopeInfo> scopes, MemoryMode mode);
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_MEMORY_SERVICE_IMPL_H_
