@@ -12,6 +12,7 @@
 #include <functional>
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -23,7 +24,11 @@ namespace inferscale {
 /// What a command needs of a service. Zero and empty mean "as configured".
 struct EvalServiceOptions {
   std::filesystem::path folder;         ///< data folder; never the user's own unless --data-dir said so
-  MemoryServiceOptions service;         ///< recipe, codec, extraction, budget, clock, background
+  std::string recipe;                   ///< see encode/recipe.h
+  std::optional<KvCodec> codec;
+  std::int32_t max_fact_tokens = 0;
+  std::function<TimeMs()> clock;
+  bool background = true;               ///< false: work is done by RunPending() alone
   std::int32_t threads = 0;
   std::int32_t context_tokens = 0;      ///< per sequence; the engine may give less
   std::int32_t parallel_sequences = 0;
