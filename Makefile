@@ -9,7 +9,7 @@ SHELL := /bin/bash
 .PHONY: help build demo test bench lint format clean packages models configure
 
 help: ## list these verbs
-	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 packages:
 	@$(SETUP)/announce.sh
