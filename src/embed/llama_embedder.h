@@ -1,0 +1,34 @@
+#ifndef INFERSCALE_EMBED_LLAMA_EMBEDDER_H_
+#define INFERSCALE_EMBED_LLAMA_EMBEDDER_H_
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "embed/make_embedder.h"
+#include "inferscale/embedder.h"
+#include "llama/embedding_context.h"
+
+namespace inferscale {
+
+/// Vectors of a GGUF embedding model, computed in this process. Thread-safe: calls take turns.
+class LlamaEmbedder : public Embedder {
+ public:
+  /// \param spec location, threads and cache_folder are used.
+  static Result<std::unique_ptr<LlamaEmbedder>> Load(const EmbedderSpec& spec);
+
+  Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) override;
+  std::int32_t dimensions() const override { return context_->dimensions(); }
+  const std::string& id() const override { return id_; }
+
+ private:
+  LlamaEmbedder() = default;
+
+  std::unique_ptr<EmbeddingContext> context_;
+  std::string id_;
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_EMBED_LLAMA_EMBEDDER_H_

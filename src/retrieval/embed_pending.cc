@@ -1,0 +1,41 @@
+#include "retrieval/embed_pending.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace inferscale {
+namespace {
+
+constexpr std::int32_t kBatchFacts = 32;
+
+}  // namespace
+
+std::string EmbeddingText(const Fact& fact) {
+  return fact.name.empty() ? fact.text : fact.name + ": " + fact.text;
+}
+
+Result<std::int32_t> EmbedPending(Catalog& catalog, Embedder& embedder, std::int32_t limit) {
+  std::int32_t done = 0;
+  while (done < limit) {
+    INFERSCALE_ASSIGN_OR_RETURN(
+        const std::vector<Fact> facts,
+        catalog.FactsWithoutEmbedding(embedder.id(), std::min(kBatchFacts, limit - done)));
+    if (facts.empty()) break;
+    std::vector<std::string> texts;
+    texts.reserve(facts.size());
+    for (const Fact& fact : facts) texts.push_back(EmbeddingText(fact));
+    INFERSCALE_ASSIGN_OR_RETURN(const auto vectors, embedder.Embed(texts));
+    if (vectors.size() != facts.size()) {
+      return Internal("the embedder gave " + std::to_string(vectors.size()) + " vectors for " +
+                      std::to_string(facts.size()) + " texts");
+    }
+    for (std::size_t i = 0; i < facts.size(); ++i) {
+      INFERSCALE_RETURN_IF_ERROR(
+          catalog.SetEmbedding(facts[i].id, facts[i].version, embedder.id(), vectors[i]));
+    }
+    done += static_cast<std::int32_t>(facts.size());
+  }
+  return done;
+}
+
+}  // namespace inferscale

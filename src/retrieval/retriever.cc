@@ -1,0 +1,311 @@
+#include "inferscale/retriever.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/utf8.h"
+#include "retrieval/fusion.h"
+#include "retrieval/scope_index.h"
+
+namespace inferscale {
+namespace {
+
+constexpr std::int32_t kMaxTopK = 10'000;
+/// Keyword search knows no filter: with one, more hits are asked for, because many may fail it.
+constexpr std::int32_t kFilteredKeywordHits = 1000;
+constexpr std::int64_t kFactsPerPage = 1000;
+
+struct Candidate {
+  std::string fact_id;
+  std::int64_t row = std::numeric_limits<std::int64_t>::max();  ///< facts without a vector are new
+  double semantic = 0;
+  double keyword = 0;
+  double fused = 0;
+  bool keyword_hit = false;
+  bool embedded = false;
+};
+
+bool Before(const Candidate& a, const Candidate& b) {
+  if (a.fused != b.fused) return a.fused > b.fused;
+  if (a.row != b.row) return a.row > b.row;
+  return a.fact_id < b.fact_id;
+}
+
+bool IsZero(std::span<const float> vector) {
+  return std::all_of(vector.begin(), vector.end(), [](float x) { return x == 0; });
+}
+
+}  // namespace
+
+struct Retriever::Impl {
+  Impl(Catalog& catalog_in, Embedder& embedder_in, RetrieverOptions options_in)
+      : catalog(catalog_in), embedder(embedder_in), options(std::move(options_in)) {
+    if (!options.clock) options.clock = SystemClock();
+  }
+
+  Result<std::vector<Candidate>> Collect(const SearchRequest& request,
+                                         std::span<const ScopeId> scopes,
+                                         std::span<const float> query, const std::string& today);
+  Status CollectFromScope(const SearchRequest& request, ScopeId scope, std::span<const float> query,
+                          const std::string& today, std::vector<Candidate>& hits,
+                          std::vector<Candidate>& candidates);
+  Status DropFiltered(const SearchRequest& request, std::span<const ScopeId> scopes,
+                      std::vector<Candidate>& hits);
+  Result<std::vector<SearchHit>> Fetch(const SearchRequest& request,
+                                       std::span<const ScopeId> scopes,
+                                       std::span<const Candidate> ranked,
+                                       const std::string& today);
+
+  std::shared_ptr<ScopeIndex> Use(ScopeId scope);
+  void Forget(ScopeId scope);
+  void EvictBut(ScopeId scope);
+
+  struct Entry {
+    std::shared_ptr<ScopeIndex> index;
+    std::uint64_t last_use = 0;
+  };
+
+  Catalog& catalog;
+  Embedder& embedder;
+  RetrieverOptions options;
+  mutable std::mutex mutex;  ///< of what follows; never held during a search or a load
+  std::unordered_map<ScopeId, Entry> entries;
+  std::uint64_t uses = 0;
+};
+
+std::shared_ptr<ScopeIndex> Retriever::Impl::Use(ScopeId scope) {
+  std::lock_guard lock(mutex);
+  Entry& entry = entries[scope];
+  if (!entry.index) entry.index = std::make_shared<ScopeIndex>(scope, embedder.dimensions());
+  entry.last_use = ++uses;
+  return entry.index;
+}
+
+void Retriever::Impl::Forget(ScopeId scope) {
+  std::lock_guard lock(mutex);
+  entries.erase(scope);
+}
+
+void Retriever::Impl::EvictBut(ScopeId scope) {
+  std::lock_guard lock(mutex);
+  std::size_t total = 0;
+  for (const auto& [id, entry] : entries) total += entry.index->MemorySizeBytes();
+  while (total > options.budget_bytes && entries.size() > 1) {
+    auto oldest = entries.end();
+    for (auto it = entries.begin(); it != entries.end(); ++it) {
+      if (it->first == scope) continue;
+      if (oldest == entries.end() || it->second.last_use < oldest->second.last_use) oldest = it;
+    }
+    if (oldest == entries.end()) break;
+    total -= oldest->second.index->MemorySizeBytes();
+    entries.erase(oldest);
+  }
+}
+
+/// Adds the scope's nearest facts to `candidates`, and gives those of `hits` that have a vector here
+/// their semantic score, or drops them when they are not to be served.
+Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId scope,
+                                         std::span<const float> query, const std::string& today,
+                                         std::vector<Candidate>& hits,
+                                         std::vector<Candidate>& candidates) {
+  const Result<ScopeInfo> info = catalog.GetScope(scope);
+  if (!info.ok()) {
+    if (info.status().code() != StatusCode::kNotFound) return info.status();
+    Forget(scope);
+    return OkStatus();
+  }
+  const std::shared_ptr<ScopeIndex> index = Use(scope);
+  INFERSCALE_RETURN_IF_ERROR(index->Refresh(catalog, embedder.id(), *info, today));
+  EvictBut(scope);
+
+  std::shared_lock lock(index->mutex());
+  Bitmap filtered;
+  const bool restricted = request.filter != nullptr || request.show_expired;
+  if (restricted) {
+    FactQuery wanted;
+    wanted.scopes = {scope};
+    wanted.filter = request.filter;
+    wanted.show_expired = request.show_expired;
+    wanted.show_superseded = false;
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::int64_t> rows, catalog.MatchingRows(wanted));
+    filtered = index->ToBitmap(rows);
+  }
+  const Bitmap& allowed = restricted ? filtered : index->served();
+
+  std::erase_if(hits, [&](Candidate& hit) {
+    const std::optional<std::uint32_t> position = index->Find(hit.fact_id);
+    if (!position) return false;
+    if (!allowed.Test(*position)) return true;
+    hit.row = index->row(*position);
+    hit.semantic = index->Score(query, *position);
+    hit.embedded = true;
+    return false;
+  });
+  if (IsZero(query)) return OkStatus();
+
+  std::unordered_set<std::string_view> hit_ids;
+  for (const Candidate& hit : hits) hit_ids.insert(hit.fact_id);
+  for (const ScopeIndex::Match& match :
+       index->TopK(query, allowed, CandidatePool(request.top_k))) {
+    if (match.score < request.threshold) break;
+    if (hit_ids.contains(index->fact_id(match.position))) continue;
+    Candidate candidate;
+    candidate.fact_id = index->fact_id(match.position);
+    candidate.row = index->row(match.position);
+    candidate.semantic = match.score;
+    candidate.embedded = true;
+    candidates.push_back(std::move(candidate));
+  }
+  return OkStatus();
+}
+
+/// Hits without a vector were compared with no bitmap: keeps those that pass the filter.
+Status Retriever::Impl::DropFiltered(const SearchRequest& request, std::span<const ScopeId> scopes,
+                                     std::vector<Candidate>& hits) {
+  const auto open = std::count_if(hits.begin(), hits.end(),
+                                  [](const Candidate& hit) { return !hit.embedded; });
+  if (open == 0) return OkStatus();
+  std::unordered_set<std::string> passing;
+  FactQuery wanted;
+  wanted.scopes.assign(scopes.begin(), scopes.end());
+  wanted.filter = request.filter;
+  wanted.show_expired = request.show_expired;
+  wanted.show_superseded = false;
+  wanted.limit = kFactsPerPage;
+  while (true) {
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts, catalog.ListFacts(wanted));
+    for (const Fact& fact : facts) passing.insert(fact.id);
+    if (static_cast<std::int64_t>(facts.size()) < kFactsPerPage) break;
+    wanted.offset += kFactsPerPage;
+  }
+  std::erase_if(hits, [&](const Candidate& hit) {
+    return !hit.embedded && !passing.contains(hit.fact_id);
+  });
+  return OkStatus();
+}
+
+Result<std::vector<Candidate>> Retriever::Impl::Collect(const SearchRequest& request,
+                                                        std::span<const ScopeId> scopes,
+                                                        std::span<const float> query,
+                                                        const std::string& today) {
+  std::vector<Candidate> hits;
+  if (request.keyword) {
+    const std::int32_t pool = CandidatePool(request.top_k);
+    const std::int32_t limit = request.filter ? std::max(pool, kFilteredKeywordHits) : pool;
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KeywordHit> found,
+                                catalog.KeywordSearch(scopes, request.query, limit));
+    const std::int32_t terms = CountQueryTerms(request.query);
+    std::unordered_set<std::string_view> seen;
+    for (const KeywordHit& hit : found) {
+      if (!seen.insert(hit.fact_id).second) continue;
+      Candidate candidate;
+      candidate.fact_id = hit.fact_id;
+      candidate.keyword = KeywordScore(hit.bm25, terms);
+      candidate.keyword_hit = true;
+      hits.push_back(std::move(candidate));
+    }
+  }
+  std::vector<Candidate> candidates;
+  for (const ScopeId scope : scopes) {
+    INFERSCALE_RETURN_IF_ERROR(
+        CollectFromScope(request, scope, query, today, hits, candidates));
+  }
+  if (request.filter != nullptr) {
+    INFERSCALE_RETURN_IF_ERROR(DropFiltered(request, scopes, hits));
+  }
+  const double max_possible = hits.empty() ? 1.0 : 2.0;
+  candidates.insert(candidates.end(), std::make_move_iterator(hits.begin()),
+                    std::make_move_iterator(hits.end()));
+  for (Candidate& candidate : candidates) {
+    candidate.fused = FusedScore(candidate.semantic, candidate.keyword, max_possible);
+  }
+  std::sort(candidates.begin(), candidates.end(), Before);
+  return candidates;
+}
+
+Result<std::vector<SearchHit>> Retriever::Impl::Fetch(const SearchRequest& request,
+                                                      std::span<const ScopeId> scopes,
+                                                      std::span<const Candidate> ranked,
+                                                      const std::string& today) {
+  std::vector<SearchHit> found;
+  std::size_t next = 0;
+  while (found.size() < static_cast<std::size_t>(request.top_k) && next < ranked.size()) {
+    const std::size_t count = std::min(ranked.size() - next,
+                                       static_cast<std::size_t>(request.top_k) - found.size());
+    std::vector<std::string> ids;
+    for (const Candidate& candidate : ranked.subspan(next, count)) ids.push_back(candidate.fact_id);
+    INFERSCALE_ASSIGN_OR_RETURN(std::vector<Fact> facts, catalog.GetFacts(ids));
+    std::unordered_map<std::string, Fact> by_id;
+    for (Fact& fact : facts) {
+      std::string id = fact.id;
+      by_id.emplace(std::move(id), std::move(fact));
+    }
+    for (const Candidate& candidate : ranked.subspan(next, count)) {
+      const auto fact = by_id.find(candidate.fact_id);
+      if (fact == by_id.end()) continue;  // Deleted since the candidates were collected.
+      const Fact& value = fact->second;
+      const bool expired = !value.expiration_date.empty() && value.expiration_date < today;
+      if (!value.superseded_by.empty() || (expired && !request.show_expired) ||
+          std::find(scopes.begin(), scopes.end(), value.scope_id) == scopes.end()) {
+        continue;
+      }
+      found.push_back(
+          {std::move(fact->second), candidate.fused, candidate.semantic, candidate.keyword});
+      by_id.erase(fact);
+    }
+    next += count;
+  }
+  // Rows follow the vectors' age, which a new embedder renews: equal scores by the facts' own age.
+  std::stable_sort(found.begin(), found.end(), [](const SearchHit& a, const SearchHit& b) {
+    if (a.score != b.score) return a.score > b.score;
+    return a.fact.created_at_ms > b.fact.created_at_ms;
+  });
+  return found;
+}
+
+Retriever::Retriever(Catalog& catalog, Embedder& embedder, RetrieverOptions options)
+    : impl_(std::make_unique<Impl>(catalog, embedder, std::move(options))) {}
+
+Retriever::~Retriever() = default;
+
+Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request) {
+  if (request.top_k < 0 || request.top_k > kMaxTopK) {
+    return InvalidArgument("top_k is " + std::to_string(request.top_k) +
+                           "; it has to be between 0 and " + std::to_string(kMaxTopK));
+  }
+  if (!std::isfinite(request.threshold)) {
+    return InvalidArgument("the threshold is not a number; give one between 0 and 1");
+  }
+  std::vector<ScopeId> scopes = request.scopes;
+  std::sort(scopes.begin(), scopes.end());
+  scopes.erase(std::unique(scopes.begin(), scopes.end()), scopes.end());
+  if (scopes.empty() || request.top_k == 0 || TrimWhitespace(request.query).empty()) {
+    return std::vector<SearchHit>{};
+  }
+
+  INFERSCALE_ASSIGN_OR_RETURN(const auto vectors, impl_->embedder.Embed({&request.query, 1}));
+  if (vectors.size() != 1 ||
+      vectors[0].size() != static_cast<std::size_t>(impl_->embedder.dimensions())) {
+    return Internal("the embedder gave no vector of its own dimensions for the query");
+  }
+  const std::string today = FormatDate(impl_->options.clock());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Candidate> ranked,
+                              impl_->Collect(request, scopes, vectors[0], today));
+  return impl_->Fetch(request, scopes, ranked, today);
+}
+
+std::size_t Retriever::MemorySizeBytes() const {
+  std::lock_guard lock(impl_->mutex);
+  std::size_t total = 0;
+  for (const auto& [id, entry] : impl_->entries) total += entry.index->MemorySizeBytes();
+  return total;
+}
+
+}  // namespace inferscale

@@ -1,0 +1,154 @@
+#include "retrieval/scope_index.h"
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace inferscale {
+
+Status ScopeIndex::Refresh(Catalog& catalog, const std::string& embedder_id, const ScopeInfo& info,
+                           const std::string& today) {
+  {
+    std::shared_lock lock(mutex_);
+    if (loaded_ && epoch_ >= info.epoch && revision_ >= info.revision && today_ == today) {
+      return OkStatus();
+    }
+  }
+  std::unique_lock lock(mutex_);
+  const bool current = loaded_ && epoch_ >= info.epoch && revision_ >= info.revision;
+  if (current && today_ == today) return OkStatus();
+  if (!current) {
+    const Status loaded = Load(catalog, embedder_id, info);
+    if (!loaded.ok()) {
+      Clear();
+      return loaded;
+    }
+  }
+
+  FactQuery query;
+  query.scopes = {scope_};
+  query.show_superseded = false;
+  const Result<std::vector<std::int64_t>> matching = catalog.MatchingRows(query);
+  if (!matching.ok()) {
+    Clear();
+    return matching.status();
+  }
+  const std::vector<std::int64_t>& rows = *matching;
+  served_ = ToBitmap(rows);
+  all_served_ = true;
+  for (std::size_t i = 0; i < row_ids_.size() && all_served_; ++i) all_served_ = served_.Test(i);
+  today_ = today;
+  MeasureMemory();
+  return OkStatus();
+}
+
+Status ScopeIndex::Load(Catalog& catalog, const std::string& embedder_id, const ScopeInfo& info) {
+  // What is read may be newer than `info`; then the next search reads the rest again and finds it here.
+  if (loaded_ && epoch_ == info.epoch) {
+    const std::int64_t after = row_ids_.empty() ? -1 : row_ids_.back();
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<EmbeddingRow> rows,
+                                catalog.LoadEmbeddings(scope_, embedder_id, after));
+    INFERSCALE_RETURN_IF_ERROR(Append(rows));
+    revision_ = info.revision;
+    return OkStatus();
+  }
+  Clear();
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<EmbeddingRow> rows,
+                              catalog.LoadEmbeddings(scope_, embedder_id, -1));
+  vectors_.reserve(rows.size() * static_cast<std::size_t>(dimensions_));
+  row_ids_.reserve(rows.size());
+  positions_.reserve(rows.size());
+  INFERSCALE_RETURN_IF_ERROR(Append(rows));
+  epoch_ = info.epoch;
+  revision_ = info.revision;
+  loaded_ = true;
+  return OkStatus();
+}
+
+Status ScopeIndex::Append(std::span<const EmbeddingRow> rows) {
+  for (const EmbeddingRow& row : rows) {
+    if (!row_ids_.empty() && row.row <= row_ids_.back()) {
+      return Internal("the catalog gave the vectors of scope " + std::to_string(scope_) +
+                      " out of order");
+    }
+    if (row.vector.size() != static_cast<std::size_t>(dimensions_)) {
+      return DataLoss("fact " + row.fact_id + " has a vector of " +
+                      std::to_string(row.vector.size()) + " dimensions instead of " +
+                      std::to_string(dimensions_) + "; export the memories and import them again");
+    }
+    vectors_.insert(vectors_.end(), row.vector.begin(), row.vector.end());
+    row_ids_.push_back(row.row);
+    fact_ids_.push_back(row.fact_id);
+    positions_.emplace(fact_ids_.back(), static_cast<std::uint32_t>(row_ids_.size() - 1));
+  }
+  return OkStatus();
+}
+
+void ScopeIndex::Clear() {
+  loaded_ = false;
+  positions_.clear();
+  fact_ids_.clear();
+  row_ids_.clear();
+  vectors_.clear();
+  served_ = Bitmap();
+  today_.clear();
+}
+
+void ScopeIndex::MeasureMemory() {
+  std::size_t bytes = vectors_.capacity() * sizeof(std::uint16_t) +
+                      row_ids_.capacity() * sizeof(std::int64_t) + served_.MemorySizeBytes();
+  // A node of the map: key, position, hash and link, and its share of the buckets.
+  constexpr std::size_t kNodeBytes = sizeof(std::string_view) + 4 * sizeof(void*);
+  bytes += fact_ids_.size() * (sizeof(std::string) + kNodeBytes);
+  for (const std::string& id : fact_ids_) bytes += id.capacity();
+  memory_bytes_.store(bytes, std::memory_order_relaxed);
+}
+
+std::optional<std::uint32_t> ScopeIndex::Find(std::string_view fact_id) const {
+  const auto found = positions_.find(fact_id);
+  if (found == positions_.end()) return std::nullopt;
+  return found->second;
+}
+
+Bitmap ScopeIndex::ToBitmap(std::span<const std::int64_t> rows) const {
+  Bitmap bitmap(row_ids_.size());
+  std::size_t position = 0;
+  for (const std::int64_t row : rows) {
+    while (position < row_ids_.size() && row_ids_[position] < row) ++position;
+    if (position == row_ids_.size()) break;
+    if (row_ids_[position] == row) bitmap.Set(position);
+  }
+  return bitmap;
+}
+
+std::vector<ScopeIndex::Match> ScopeIndex::TopK(std::span<const float> query, const Bitmap& allowed,
+                                                std::int32_t k) const {
+  if (row_ids_.empty() || k <= 0) return {};
+  const auto count = static_cast<std::int32_t>(
+      std::min<std::size_t>(row_ids_.size(), static_cast<std::size_t>(k)));
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(count));
+  std::vector<float> scores(static_cast<std::size_t>(count));
+  const bool unrestricted = all_served_ && &allowed == &served_;
+  const std::int32_t found = kernels::TopK(
+      vectors_.data(), static_cast<std::int64_t>(row_ids_.size()), dimensions_, query.data(),
+      unrestricted ? nullptr : allowed.words(), count, rows.data(), scores.data());
+  std::vector<Match> matches;
+  for (std::int32_t i = 0; i < found; ++i) {
+    matches.push_back({static_cast<std::uint32_t>(rows[static_cast<std::size_t>(i)]),
+                       scores[static_cast<std::size_t>(i)]});
+  }
+  return matches;
+}
+
+float ScopeIndex::Score(std::span<const float> query, std::uint32_t position) const {
+  // One row through the same kernel, so that a fact has one score whichever way it was found.
+  std::int64_t row = 0;
+  float score = 0;
+  const std::size_t offset = static_cast<std::size_t>(position) * static_cast<std::size_t>(dimensions_);
+  kernels::TopK(vectors_.data() + offset, 1, dimensions_, query.data(), nullptr, 1, &row, &score);
+  return score;
+}
+
+}  // namespace inferscale
