@@ -64,7 +64,7 @@ struct ChatRequest {
 struct ChatReport {
   GenerationReport generation;         ///< its fallbacks include those of retrieval and composition
   std::vector<SearchHit> memories;     ///< those in the prompt, best first
-  double embed_ms = 0, search_ms = 0, compose_ms = 0;
+  double search_ms = 0, compose_ms = 0;  ///< search_ms includes embedding the question
   double question_to_first_token_ms = 0;
 };
 
@@ -140,6 +140,7 @@ class MemoryService {
 
  private:
   Status RunExtraction(const Job& job);
+  void Remember(const ChatRequest& request, const ChatReport& report);
 
   struct Impl;
   explicit MemoryService(std::unique_ptr<Impl> impl);

@@ -50,7 +50,7 @@ struct MemoryService::Impl {
                                  std::int32_t answer_tokens, const LedgerEntry* ledger);
   /// Makes sure that the exact prefix of a composition is in the store, then calls `then`, perhaps on
   /// another thread. A prefix that cannot be stored is simply computed.
-  void WithPrefix(const Composition& composition, const std::string& tenant, std::function<void()> then);
+  void WithPrefix(const Composition& composition, std::function<void()> then);
   Result<std::string> Salt(const Scope& scope, std::span<const ScopeInfo> scopes, MemoryMode mode);
 };
 
