@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <string>
+#include <utility>
 
 namespace inferscale {
 namespace {
@@ -81,6 +83,12 @@ std::optional<TimeMs> TakeOffset(std::string_view& text) {
   return sign == '+' ? offset : -offset;
 }
 
+Status NotATime(std::string_view text, std::string_view advice) {
+  std::string message("\"");
+  message.append(text.substr(0, 40)).append(advice);
+  return InvalidArgument(std::move(message));
+}
+
 struct Fields {
   int year, month, day;
   std::int64_t ms;
@@ -135,16 +143,14 @@ Result<TimeMs> ParseDate(std::string_view text) {
   std::string_view rest = text;
   const auto date = TakeDate(rest);
   if (!date || !rest.empty()) {
-    return InvalidArgument("\"" + std::string(text.substr(0, 40)) +
-                           "\" is not a date; write YYYY-MM-DD");
+    return NotATime(text, "\" is not a date; write YYYY-MM-DD");
   }
   return *date;
 }
 
 Result<TimeMs> ParseIso8601(std::string_view text) {
   const auto wrong = [&] {
-    return InvalidArgument("\"" + std::string(text.substr(0, 40)) +
-                           "\" is not a time; write YYYY-MM-DDTHH:MM:SS, with Z or an offset");
+    return NotATime(text, "\" is not a time; write YYYY-MM-DDTHH:MM:SS, with Z or an offset");
   };
   std::string_view rest = text;
   const auto date = TakeDate(rest);

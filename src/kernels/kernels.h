@@ -2,10 +2,10 @@
 #define INFERSCALE_KERNELS_KERNELS_H_
 
 /// \file kernels.h
-/// The functions that touch attention KV, on plain data: raw pointers, strides in bytes, counts. The
-/// CPU implementation (kernels/cpu) is the oracle of the CUDA one (kernels/cuda); both take exactly
-/// these structures. Nothing here allocates on behalf of the caller or keeps a pointer after it
-/// returns. All functions are thread-safe for disjoint destinations.
+/// The functions that touch attention KV, on plain data: raw pointers, strides in bytes, counts.
+/// The CPU implementation (kernels/cpu) is the oracle of the CUDA one (kernels/cuda); both take
+/// exactly these structures. Nothing here allocates on behalf of the caller or keeps a pointer
+/// after it returns. All functions are thread-safe for disjoint destinations.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,14 +18,18 @@ namespace inferscale::kernels {
 enum class ScalarType : std::uint8_t { kF32 = 0, kF16 = 1, kBF16 = 2 };
 
 /// Arrangement of one block's payload. For each layer, for each KV head: the key segment
-/// [tokens][key_dim], then the value segment [tokens][value_dim], each encoded by `codec` and padded to
-/// kSegmentAlignment bytes, so that a shard of heads or layers is a contiguous slice.
+/// [tokens][key_dim], then the value segment [tokens][value_dim], each encoded by `codec` and
+/// padded to kSegmentAlignment bytes, so that a shard of heads or layers is a contiguous slice.
 /// - kF32/kF16/kBF16: plain row-major elements, keys before rotation.
-/// - kInt8/kInt4 keys: per channel; the tokens are split evenly into KeyGroups(tokens) groups, each with
-///   an f16 scale and an f16 zero per channel. Segment: scales [groups][key_dim], zeros the same, then
-///   codes in order [tokens][key_dim] (int4: two per byte, low nibble first, rows padded to bytes).
-/// - kInt8/kInt4 values: per token; channels in groups of 32 (the last may be shorter), f16 scale and
-///   zero each. Segment: scales [tokens][value groups], zeros the same, then codes [tokens][value_dim].
+/// - kInt8/kInt4 keys: per channel; the tokens are split evenly into KeyGroups(tokens) groups, each
+/// with
+///   an f16 scale and an f16 zero per channel. Segment: scales [groups][key_dim], zeros the same,
+///   then codes in order [tokens][key_dim] (int4: two per byte, low nibble first, rows padded to
+///   bytes).
+/// - kInt8/kInt4 values: per token; channels in groups of 32 (the last may be shorter), f16 scale
+/// and
+///   zero each. Segment: scales [tokens][value groups], zeros the same, then codes
+///   [tokens][value_dim].
 /// x ≈ scale · code + zero, code unsigned.
 struct CodecView {
   KvCodec codec = KvCodec::kF16;
@@ -44,6 +48,16 @@ constexpr std::int32_t KeyGroups(std::int32_t tokens) {
   return groups < 1 ? 1 : groups;
 }
 
+/// First token of key group `group`; group KeyGroups(tokens) begins at `tokens`. A group never has
+/// more than kMaxKeyGroupTokens tokens.
+constexpr std::int32_t KeyGroupBegin(std::int32_t tokens, std::int32_t group) {
+  return static_cast<std::int32_t>(std::int64_t{group} * tokens / KeyGroups(tokens));
+}
+inline constexpr std::int32_t kMaxKeyGroupTokens = 47;
+
+/// Larger head dimensions than this are refused (kBadView).
+inline constexpr std::int32_t kMaxHeadDim = 1 << 14;
+
 /// Bytes of one key or value segment, padding included. \param dim key_dim or value_dim.
 std::size_t KeySegmentBytes(KvCodec codec, std::int32_t tokens, std::int32_t dim);
 std::size_t ValueSegmentBytes(KvCodec codec, std::int32_t tokens, std::int32_t dim);
@@ -55,27 +69,27 @@ std::size_t SegmentOffset(const CodecView& view, std::int32_t tokens, std::int32
                           std::int32_t head);
 
 /// Rotation angles as cosine and sine, in f32.
-/// cos_sin: [groups][positions][width/2][2]. `layer_group[layer]` selects the group; -1 means that this
-/// layer has no rotation.
+/// cos_sin: [groups][positions][width/2][2]. `layer_group[layer]` selects the group; -1 means that
+/// this layer has no rotation.
 struct RopeTable {
   const float* cos_sin = nullptr;
   const std::int32_t* layer_group = nullptr;  ///< [layers]
   std::int32_t groups = 0;
   std::int32_t positions = 0;
-  std::int32_t width = 0;                     ///< rotated elements per head, even, <= key_dim
+  std::int32_t width = 0;  ///< rotated elements per head, even, <= key_dim
   RopePairing pairing = RopePairing::kInterleaved;
 };
 
-/// A paged (or flat) engine cache, addressed by strides alone. Element (layer, slot, head, dim) of the
-/// keys is at key_base[layer] + block·key_block_stride + (slot in block)·key_slot_stride +
+/// A paged (or flat) engine cache, addressed by strides alone. Element (layer, slot, head, dim) of
+/// the keys is at key_base[layer] + block·key_block_stride + (slot in block)·key_slot_stride +
 /// head·key_head_stride + dim·key_dim_stride; values likewise. All strides are bytes. With
 /// block_table == nullptr slots are used as they are (one block).
 struct PagedLayout {
   ScalarType type = ScalarType::kF16;
-  void* const* key_base = nullptr;            ///< [layers]
-  void* const* value_base = nullptr;          ///< [layers]
-  std::int64_t slots = 0;                     ///< valid slots are [0, slots) after block translation
-  std::int64_t block_slots = 0;               ///< slots per block; ignored without a block table
+  void* const* key_base = nullptr;    ///< [layers]
+  void* const* value_base = nullptr;  ///< [layers]
+  std::int64_t slots = 0;             ///< valid slots are [0, slots) after block translation
+  std::int64_t block_slots = 0;       ///< slots per block; ignored without a block table
   const std::int32_t* block_table = nullptr;  ///< logical block -> physical block
   std::int64_t key_block_stride = 0, key_slot_stride = 0, key_head_stride = 0, key_dim_stride = 0;
   std::int64_t value_block_stride = 0, value_slot_stride = 0, value_head_stride = 0,
@@ -88,20 +102,21 @@ struct FactDescriptor {
   std::int32_t tokens = 0;          ///< tokens of the block
   std::int32_t first = 0;           ///< first token to move
   std::int32_t count = 0;           ///< tokens to move (capture: all of them, first = 0)
-  std::int32_t position = 0;        ///< position of token `first` in the sequence: selects the rotation
-  std::int32_t slot = 0;            ///< logical slot of token `first`
+  std::int32_t position = 0;  ///< position of token `first` in the sequence: selects the rotation
+  std::int32_t slot = 0;      ///< logical slot of token `first`
 };
 
-/// Outcome of a kernel: kOk, or which argument is out of range. Nothing has been written on an error.
+/// Outcome of a kernel: kOk, or which argument is out of range. Nothing has been written on an
+/// error.
 enum class KernelStatus { kOk = 0, kBadView, kBadRope, kBadLayout, kBadDescriptor };
 
-/// Decodes each descriptor's tokens, rotates the keys to `position + i`, and writes keys and values of
-/// all layers and heads into the cache.
+/// Decodes each descriptor's tokens, rotates the keys to `position + i`, and writes keys and values
+/// of all layers and heads into the cache.
 KernelStatus Inject(const CodecView& view, const RopeTable& rope, const PagedLayout& layout,
                     const FactDescriptor* facts, std::int32_t fact_count);
 
-/// Reads each descriptor's tokens from the cache, un-rotates the keys from `position + i`, and encodes
-/// them into the payload (PayloadBytes(view, tokens) bytes).
+/// Reads each descriptor's tokens from the cache, un-rotates the keys from `position + i`, and
+/// encodes them into the payload (PayloadBytes(view, tokens) bytes).
 KernelStatus Capture(const CodecView& view, const RopeTable& rope, const PagedLayout& layout,
                      const FactDescriptor* facts, std::int32_t fact_count);
 

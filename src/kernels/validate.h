@@ -1,0 +1,21 @@
+#ifndef INFERSCALE_KERNELS_VALIDATE_H_
+#define INFERSCALE_KERNELS_VALIDATE_H_
+
+/// \file validate.h
+/// The argument checks that the CPU and the CUDA kernels make before they touch anything.
+
+#include "kernels/kernels.h"
+
+namespace inferscale::kernels {
+
+enum class Direction { kInject, kCapture };
+
+/// Checks everything Inject and Capture promise to check. The block table is read (on the host), so
+/// it must cover every logical slot that the descriptors name.
+KernelStatus ValidateArguments(const CodecView& view, const RopeTable& rope,
+                               const PagedLayout& layout, const FactDescriptor* facts,
+                               std::int32_t fact_count, Direction direction);
+
+}  // namespace inferscale::kernels
+
+#endif  // INFERSCALE_KERNELS_VALIDATE_H_
