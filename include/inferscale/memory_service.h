@@ -38,6 +38,8 @@ struct AddRequest {
   std::string expiration_date;         ///< "YYYY-MM-DD" or empty
   std::optional<ExtractionMode> mode;  ///< unset: the service's
   bool background = false;             ///< return once the turns are durable, extract later
+  /// Ids of facts that were in the prompt these turns come from: their texts are no news (background).
+  std::vector<std::string> served_facts;
 };
 
 struct AddOutcome {

@@ -305,6 +305,10 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
       KeepLedger(*impl_->catalog, *chat, impl_->encoding_id);
       if (chat->request.remember && chat->request.scope.HasOwner()) Remember(chat->request, chat->report);
       chat->on_done(std::move(chat->report));
+      {
+        std::lock_guard lock(impl_->chats_mutex);
+        impl_->chats.erase(chat->generation);
+      }
       chat->generation->Done();
     };
     if (impl_->worker != nullptr) {
@@ -313,6 +317,10 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
       finish();
     }
   };
+  {
+    std::lock_guard lock(impl_->chats_mutex);
+    impl_->chats.insert(chat->generation);
+  }
   Engine* const engine = impl_->engine.get();
   impl_->WithPrefix(chat->composed.composition, [engine, chat, callbacks = std::move(callbacks)]() mutable {
     Composition composition = chat->composed.composition;
@@ -329,6 +337,7 @@ void MemoryService::Remember(const ChatRequest& request, const ChatReport& repor
   const ChatMessage* question = LastUserMessage(request.messages);
   add.turns.push_back({0, "user", question->name, question->content, 0});
   add.turns.push_back({0, "assistant", "", report.generation.text, 0});
+  for (const SearchHit& hit : report.memories) add.served_facts.push_back(hit.fact.id);
   const Result<AddOutcome> outcome = Add(add);
   if (!outcome.ok()) spdlog::warn("a conversation turn was not remembered: {}", outcome.status().ToString());
 }

@@ -35,6 +35,13 @@ MemoryService::MemoryService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)
 
 MemoryService::~MemoryService() {
   // Generations end before the worker that finishes them, the worker before the catalog.
+  std::set<std::shared_ptr<Generation>> chats;
+  {
+    std::lock_guard lock(impl_->chats_mutex);
+    chats = impl_->chats;
+  }
+  for (const auto& chat : chats) chat->Cancel();
+  for (const auto& chat : chats) chat->Wait();
   impl_->worker.reset();
 }
 
@@ -100,15 +107,15 @@ void MemoryService::Impl::Embed(std::vector<NewFact>* facts) {
 
 Result<std::vector<NewFact>> MemoryService::Impl::Extract(ScopeId scope, const std::vector<Turn>& turns,
                                                           ExtractionMode mode, const std::string& metadata_json,
-                                                          const std::string& expiration_date) {
+                                                          const std::string& expiration_date,
+                                                          const std::vector<std::string>& exclude) {
   ExtractRequest request;
   request.turns = turns;
-  std::unique_ptr<Extractor> verbatim;
-  Extractor* chosen = extractor.get();
-  if (mode == ExtractionMode::kVerbatim || chosen == nullptr) {
-    verbatim = MakeVerbatimExtractor();
-    chosen = verbatim.get();
-  } else {
+  request.exclude = exclude;
+  VerbatimExtractor verbatim;
+  Extractor* chosen = &verbatim;
+  if (mode == ExtractionMode::kLlm && extractor != nullptr) {
+    chosen = extractor.get();
     SearchRequest nearest;
     nearest.scopes = {scope};
     nearest.query = JoinedTexts(turns);
@@ -125,12 +132,12 @@ Result<std::vector<NewFact>> MemoryService::Impl::Extract(ScopeId scope, const s
     added.fact.event_time_ms = fact.event_time_ms;
     added.fact.metadata_json = metadata_json;
     added.fact.expiration_date = expiration_date;
-    if (!fact.source_turns.empty()) {
-      const Turn& source = turns[static_cast<std::size_t>(fact.source_turns.front())];
+    if (!fact.source_turn_indexes.empty()) {
+      const Turn& source = turns[static_cast<std::size_t>(fact.source_turn_indexes.front())];
       added.fact.role = source.role;
       added.fact.actor_id = source.name;
     }
-    added.source_turn_indexes = std::move(fact.source_turns);
+    added.source_turn_indexes = std::move(fact.source_turn_indexes);
     added.supersedes = std::move(fact.supersedes);
     facts.push_back(std::move(added));
   }
@@ -157,11 +164,12 @@ Result<AddOutcome> MemoryService::Add(const AddRequest& request) {
     batch.extract_later = true;
     batch.job_payload_json = nlohmann::json{{"mode", mode == ExtractionMode::kLlm ? "llm" : "verbatim"},
                                             {"metadata", request.metadata_json},
-                                            {"expiration_date", request.expiration_date}}
+                                            {"expiration_date", request.expiration_date},
+                                            {"served_facts", request.served_facts}}
                                  .dump();
   } else {
     INFERSCALE_ASSIGN_OR_RETURN(
-        batch.facts, impl_->Extract(scope.id, batch.turns, mode, request.metadata_json, request.expiration_date));
+        batch.facts, impl_->Extract(scope.id, batch.turns, mode, request.metadata_json, request.expiration_date, {}));
     impl_->Embed(&batch.facts);
   }
   INFERSCALE_ASSIGN_OR_RETURN(const IngestOutcome ingested, impl_->catalog->Ingest(batch));

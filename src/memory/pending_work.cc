@@ -144,12 +144,21 @@ Status MemoryService::RunExtraction(const Job& job) {
   };
   const ExtractionMode mode = text("mode") == "llm" ? ExtractionMode::kLlm : ExtractionMode::kVerbatim;
   const std::string metadata = text("metadata");
+  std::vector<std::string> exclude;
+  if (payload.is_object() && payload.contains("served_facts") && payload["served_facts"].is_array()) {
+    std::vector<std::string> served;
+    for (const auto& id : payload["served_facts"]) {
+      if (id.is_string()) served.push_back(id.get<std::string>());
+    }
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts, impl_->catalog->GetFacts(served));
+    for (const Fact& fact : facts) exclude.push_back(fact.text);
+  }
   IngestBatch batch;
   batch.scope_id = job.scope_id;
   batch.completes_job = job.id;
   batch.embedder_id = impl_->embedder->id();
   INFERSCALE_ASSIGN_OR_RETURN(batch.facts, impl_->Extract(job.scope_id, turns, mode, metadata.empty() ? "{}" : metadata,
-                                                          text("expiration_date")));
+                                                          text("expiration_date"), exclude));
   // The turns are stored already: facts refer to their ids.
   for (NewFact& fact : batch.facts) {
     for (const std::int32_t index : fact.source_turn_indexes) {

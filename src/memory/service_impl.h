@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,6 +27,8 @@ struct MemoryService::Impl {
   std::unique_ptr<FactEncoder> encoder;       // null without an engine
   std::unique_ptr<Retriever> retriever;
   std::string encoding_id;
+  std::mutex chats_mutex;
+  std::set<std::shared_ptr<Generation>> chats;  // in flight: ended before anything they use goes
   std::unique_ptr<BackgroundWorker> worker;   // declared last: stops before its parts go
 
   TimeMs Now() const { return options.clock ? options.clock() : NowMs(); }
@@ -38,7 +42,8 @@ struct MemoryService::Impl {
 
   /// Turns to facts, by the given mode. Does not store anything.
   Result<std::vector<NewFact>> Extract(ScopeId scope, const std::vector<Turn>& turns, ExtractionMode mode,
-                                       const std::string& metadata_json, const std::string& expiration_date);
+                                       const std::string& metadata_json, const std::string& expiration_date,
+                                       const std::vector<std::string>& exclude);
   /// Fills in embeddings; on a failing embedder they stay pending.
   void Embed(std::vector<NewFact>* facts);
 
