@@ -1,0 +1,71 @@
+#ifndef INFERSCALE_EVAL_DATASET_H_
+#define INFERSCALE_EVAL_DATASET_H_
+
+/// \file dataset.h
+/// Histories with questions and gold answers, and the loaders that check them. Thread-safe.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "inferscale/result.h"
+#include "inferscale/types.h"
+
+namespace inferscale {
+
+struct EvalTurn {
+  std::string id, speaker, text;
+  TimeMs time_ms = 0;
+  std::int32_t session = 0;  ///< index into no list: turns of a session share it, sessions ascend
+};
+
+struct EvalFact {
+  std::string speaker;
+  std::string text;                     ///< reads after "Speaker: "
+  TimeMs time_ms = 0;
+  std::vector<std::string> sources;     ///< ids of turns; unknown ones are ignored
+  std::int32_t session = 0;
+  std::optional<std::size_t> supersedes;  ///< index of an earlier fact of the conversation
+};
+
+struct EvalQuestion {
+  std::string id, question, answer;
+  std::string category;
+  bool adversarial = false;             ///< the history does not answer it (LoCoMo's category 5)
+  std::vector<std::string> evidence;
+};
+
+struct EvalConversation {
+  std::string id;
+  std::vector<std::string> speakers;
+  std::vector<EvalTurn> turns;
+  std::vector<EvalFact> facts;
+  std::vector<EvalQuestion> questions;
+};
+
+struct EvalDataset {
+  std::string name;
+  std::vector<EvalConversation> conversations;
+};
+
+/// Format of src/eval/data/demo.json. kInvalidArgument names the place of the fault.
+Result<EvalConversation> ParseDemo(std::string_view json);
+/// The demo history that is built into the program.
+Result<EvalConversation> BuiltInDemo();
+
+/// LoCoMo's JSON: a list of samples. Observations lose the speaker's name at their start, since a fact is
+/// served behind it. A question without an answer takes the adversarial one.
+Result<EvalDataset> ParseLocomo(std::string_view json);
+/// The same from a file of at most 256 MiB.
+Result<EvalDataset> LoadLocomo(const std::filesystem::path& path);
+
+/// "1:56 pm on 8 May, 2023"
+Result<TimeMs> ParseLocomoTime(std::string_view text);
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_EVAL_DATASET_H_

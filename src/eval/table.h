@@ -1,0 +1,37 @@
+#ifndef INFERSCALE_EVAL_TABLE_H_
+#define INFERSCALE_EVAL_TABLE_H_
+
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace inferscale {
+
+/// Columns of text, the first left-aligned and the others right-aligned.
+struct Table {
+  std::vector<std::string> header;
+  std::vector<std::vector<std::string>> rows;
+
+  std::string ToText() const;      ///< aligned with blanks, two in front of each line
+  std::string ToMarkdown() const;
+  std::string ToHtml() const;      ///< <table>…</table>, everything escaped
+};
+
+/// A table of JSON objects: columns are the members of the first row, in its order.
+Table TableOf(const nlohmann::ordered_json& rows);
+
+/// Fixed-point text: Decimal(1.25, 1) is "1.2". Not a number or infinite: "-".
+std::string Decimal(double value, int digits);
+/// The same with a sign in front.
+std::string Signed(double value, int digits);
+
+/// For text between tags and in quoted attributes: & < > " ' are escaped, what is not UTF-8 and control
+/// characters other than line breaks and tabs become U+FFFD.
+std::string EscapeHtml(std::string_view text);
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_EVAL_TABLE_H_
