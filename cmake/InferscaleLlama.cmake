@@ -3,7 +3,11 @@
 # compiler and this CPU have none yet.
 find_package(Threads REQUIRED)
 
-set(llama_arguments --cc "${CMAKE_C_COMPILER}" --cxx "${CMAKE_CXX_COMPILER}")
+set(llama_arguments)
+if(NOT INFERSCALE_FUZZ)
+  # The fuzz targets' clang links the library that the other builds share.
+  list(APPEND llama_arguments --cc "${CMAKE_C_COMPILER}" --cxx "${CMAKE_CXX_COMPILER}")
+endif()
 if(INFERSCALE_LLAMA_SOURCE_DIR)
   list(APPEND llama_arguments --source "${INFERSCALE_LLAMA_SOURCE_DIR}")
 endif()
