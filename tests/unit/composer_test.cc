@@ -4,7 +4,7 @@
 
 #include "compose/conversation_hash.h"
 #include "encode/recipe.h"
-#include "tests/support/fake_engine.h"
+#include "support/fake_engine.h"
 
 namespace inferscale {
 namespace {
