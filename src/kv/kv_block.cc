@@ -65,9 +65,8 @@ std::vector<std::uint8_t> KvBlock::Serialize() const {
 }
 
 std::size_t KvBlock::MemorySizeBytes() const {
-  std::size_t bytes =
-      sizeof(*this) + payload_.capacity() + info_.tokens.capacity() * sizeof(TokenId);
-  for (const std::string& id : info_.saw) bytes += sizeof(id) + id.capacity();
+  std::size_t bytes = sizeof(*this) + payload_.capacity() + info_.tokens.size() * sizeof(TokenId);
+  for (const std::string& id : info_.saw) bytes += sizeof(id) + id.size();
   return bytes;
 }
 

@@ -8,8 +8,7 @@
 namespace inferscale {
 namespace {
 
-// Every part is preceded by its length, so that no two lists of parts give the same message, and
-// the first part says what the code is for, so that a key is never a tag.
+// Every part is preceded by its length, so that no two lists of parts give the same message.
 void WritePart(ByteWriter& writer, std::span<const std::uint8_t> part) {
   writer.WriteU64(part.size());
   writer.WriteBytes(part);
@@ -37,14 +36,6 @@ KvKey MakeKvKey(std::span<const std::uint8_t> tenant_secret, const Fingerprint& 
   KvKey key;
   std::copy_n(digest.begin(), key.bytes.size(), key.bytes.begin());
   return key;
-}
-
-std::uint64_t MakeScopeTag(std::span<const std::uint8_t> tenant_secret, std::string_view scope) {
-  ByteWriter message;
-  WritePart(message, AsBytes("inferscale scope tag 1"));
-  WritePart(message, AsBytes(scope));
-  const Sha256Digest digest = HmacSha256(tenant_secret, message.bytes());
-  return ByteReader(digest).ReadU64();
 }
 
 }  // namespace inferscale
