@@ -4,6 +4,9 @@ JOBS ?= $(shell nproc)
 SETUP := tools/setup
 BINARY := build/release/inferscale
 SHELL := /bin/bash
+# Lets ccache serve another clone of the repository as well.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help build demo test bench lint format clean packages models configure
