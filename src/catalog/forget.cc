@@ -1,0 +1,173 @@
+#include "catalog/catalog_rows.h"
+#include "catalog/sqlite_catalog.h"
+
+namespace inferscale::catalog {
+namespace {
+
+void MarkForScrub(Connection& connection) {
+  Query(connection, "INSERT OR REPLACE INTO meta(name, value) VALUES('catalog.scrub', 1)").Run();
+}
+
+/// Scope of a fact that lives, or has left only history; 0: never heard of.
+ScopeId ScopeOfPastFact(Connection& connection, const std::string& id) {
+  Query query(connection, "SELECT scope_id FROM history WHERE fact_id = ? LIMIT 1");
+  return query.Bind(id).Step() ? query.Integer(0) : 0;
+}
+
+void ForgetTurnsOf(Connection& connection, const std::string& fact_id, std::vector<KvKey>& keys) {
+  std::vector<TurnId> turns;
+  {
+    Query query(connection,
+                "SELECT turn_id FROM fact_sources AS mine WHERE fact_id = ?1 AND NOT EXISTS "
+                "(SELECT 1 FROM fact_sources AS other JOIN facts ON facts.id = other.fact_id "
+                "WHERE other.turn_id = mine.turn_id AND other.fact_id <> ?1)");
+    query.Bind(fact_id);
+    while (query.Step()) turns.push_back(query.Integer(0));
+  }
+  for (const TurnId turn : turns) {
+    TakeKvThatSaw(connection, "turn:" + std::to_string(turn), keys);
+    // What went wrong with a job may quote what it read.
+    Query(connection,
+          "UPDATE jobs SET last_error = '' WHERE id IN "
+          "(SELECT job_id FROM job_turns WHERE turn_id = ?)")
+        .Bind(turn)
+        .Run();
+    Query(connection, "DELETE FROM turns WHERE id = ?").Bind(turn).Run();
+  }
+  Query(connection,
+        "UPDATE turns SET consumed = 1 WHERE id IN "
+        "(SELECT turn_id FROM fact_sources WHERE fact_id = ?)")
+      .Bind(fact_id)
+      .Run();
+  Query(connection, "DELETE FROM fact_sources WHERE fact_id = ?").Bind(fact_id).Run();
+}
+
+void ForgetHistoryOf(Connection& connection, const std::string& fact_id) {
+  Query(connection, "DELETE FROM history WHERE fact_id = ?").Bind(fact_id).Run();
+  Query(connection, "UPDATE history SET new_text = NULL, other_fact_id = '' WHERE other_fact_id = ?")
+      .Bind(fact_id)
+      .Run();
+}
+
+void ForgetScope(Connection& connection, ScopeId scope, std::vector<KvKey>& keys) {
+  Query records(connection,
+                "SELECT id, key FROM kv_records WHERE fact_row IN "
+                "(SELECT row FROM facts WHERE scope_id = ?1) OR id IN "
+                "(SELECT record FROM kv_saw WHERE saw IN (SELECT id FROM facts WHERE scope_id = ?1)) "
+                "OR id IN (SELECT record FROM kv_saw WHERE saw IN "
+                "(SELECT 'turn:' || id FROM turns WHERE scope_id = ?1))");
+  records.Bind(scope);
+  TakeKv(connection, records, keys);
+  DropLedgerOfScope(connection, scope);
+  Query(connection, "DELETE FROM keywords WHERE rowid IN (SELECT row FROM facts WHERE scope_id = ?)")
+      .Bind(scope)
+      .Run();
+  for (const char* sql :
+       {"DELETE FROM facts WHERE scope_id = ?", "DELETE FROM history WHERE scope_id = ?",
+        "DELETE FROM jobs WHERE scope_id = ?", "DELETE FROM turns WHERE scope_id = ?",
+        "DELETE FROM scopes WHERE id = ?"}) {
+    Query(connection, sql).Bind(scope).Run();
+  }
+}
+
+}  // namespace
+
+Status SqliteCatalog::ScrubIfNeeded() {
+  if (!scrub_needed_ || writer_ == nullptr) return OkStatus();
+  Connection& connection = *writer_;
+  // Deleted words stay in the keyword index until it is made anew, and moved bytes in the unused
+  // parts of pages until the file is.
+  connection.Execute("INSERT INTO keywords(keywords) VALUES('rebuild')");
+  connection.Execute("VACUUM");
+  const ReaderPool::Pause no_readers(readers_);
+  {
+    Query checkpoint(connection, "PRAGMA wal_checkpoint(TRUNCATE)", Query::Reuse::kOneOff);
+    if (!checkpoint.Step() || checkpoint.Integer(0) != 0) {
+      return Unavailable(file_.string() +
+                         "-wal still holds what was forgotten, because another program reads the "
+                         "database: close it; the log is emptied with the next forget or start");
+    }
+  }
+  Query(connection, "DELETE FROM meta WHERE name = 'catalog.scrub'").Run();
+  scrub_needed_ = false;
+  return OkStatus();
+}
+
+Result<Erasure> SqliteCatalog::ForgetFact(const std::string& id) {
+  const TimeMs now = Now();
+  const std::lock_guard lock(write_mutex_);
+  Result<Erasure> forgotten = WriteLocked([&](Connection& connection) -> Result<Erasure> {
+    Erasure erasure;
+    const auto found = FindFact(connection, id);
+    const ScopeId scope = found ? found->fact.scope_id : ScopeOfPastFact(connection, id);
+    if (scope == 0) return UnknownFact(id);
+    if (found) RemoveFact(connection, *found, erasure.keys);
+    ForgetHistoryOf(connection, id);
+    ForgetTurnsOf(connection, id, erasure.keys);
+    DropIdleJobs(connection, scope);
+    // Conversations may quote the fact, or be the one that it came from.
+    DropLedgerOfScope(connection, scope);
+    RaiseEpoch(connection, scope, found ? -1 : 0, now, erasure);
+    RecordErasure(connection, erasure);
+    MarkForScrub(connection);
+    return erasure;
+  });
+  if (forgotten.ok()) scrub_needed_ = true;
+  const Status scrubbed = Guarded(file_, writer_.get(), [&] { return ScrubIfNeeded(); });
+  if (forgotten.ok()) INFERSCALE_RETURN_IF_ERROR(scrubbed);
+  return forgotten;
+}
+
+Result<std::vector<Erasure>> SqliteCatalog::ForgetScopes(std::span<const ScopeId> scopes) {
+  const TimeMs now = Now();
+  const std::lock_guard lock(write_mutex_);
+  auto forgotten = WriteLocked([&](Connection& connection) -> Result<std::vector<Erasure>> {
+    std::vector<Erasure> erasures;
+    for (const ScopeId scope : scopes) {
+      INFERSCALE_RETURN_IF_ERROR(CheckScopeExists(connection, scope));
+      Erasure erasure;
+      erasure.whole_scope = true;
+      RaiseEpoch(connection, scope, 0, now, erasure);
+      ForgetScope(connection, scope, erasure.keys);
+      RecordErasure(connection, erasure);
+      erasures.push_back(std::move(erasure));
+    }
+    if (!scopes.empty()) MarkForScrub(connection);
+    return erasures;
+  });
+  if (forgotten.ok() && !scopes.empty()) scrub_needed_ = true;
+  const Status scrubbed = Guarded(file_, writer_.get(), [&] { return ScrubIfNeeded(); });
+  if (forgotten.ok()) INFERSCALE_RETURN_IF_ERROR(scrubbed);
+  return forgotten;
+}
+
+Result<std::vector<Erasure>> SqliteCatalog::PendingErasures() {
+  return Read([&](Connection& connection) -> Result<std::vector<Erasure>> {
+    Query query(connection, "SELECT id, scope_tag, epoch, whole_scope, keys FROM erasures ORDER BY id");
+    std::vector<Erasure> erasures;
+    while (query.Step()) {
+      Erasure erasure;
+      erasure.id = query.Integer(0);
+      erasure.scope_tag = static_cast<std::uint64_t>(query.Integer(1));
+      erasure.epoch = static_cast<std::uint64_t>(query.Integer(2));
+      erasure.whole_scope = query.Integer(3) != 0;
+      const std::vector<std::uint8_t> keys = query.Blob(4);
+      const std::span<const std::uint8_t> all = keys;
+      for (std::size_t at = 0; at + sizeof(KvKey::bytes) <= all.size();
+           at += sizeof(KvKey::bytes)) {
+        erasure.keys.push_back(*KeyFromBlob(all.subspan(at, sizeof(KvKey::bytes))));
+      }
+      erasures.push_back(std::move(erasure));
+    }
+    return erasures;
+  });
+}
+
+Status SqliteCatalog::CompleteErasure(std::int64_t erasure_id) {
+  return Write([&](Connection& connection) -> Status {
+    Query(connection, "DELETE FROM erasures WHERE id = ?").Bind(erasure_id).Run();
+    return OkStatus();
+  });
+}
+
+}  // namespace inferscale::catalog
