@@ -82,7 +82,7 @@ Status EmbedSampleFacts(Embedder& embedder, std::vector<NewFact>* facts) {
 Status AddSampleFacts(EvalContext& context, MemoryService& service, const Scope& scope, std::vector<NewFact> facts) {
   constexpr std::size_t kBatch = 500;
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo owner, service.catalog().EnsureScope(scope));
-  Progress progress(context, "storing facts", static_cast<std::int64_t>(facts.size()));
+  EvalProgress progress(context, "storing facts", static_cast<std::int64_t>(facts.size()));
   for (std::size_t begin = 0; begin < facts.size(); begin += kBatch) {
     INFERSCALE_RETURN_IF_ERROR(CheckStop(context));
     const std::size_t end = std::min(begin + kBatch, facts.size());
@@ -118,7 +118,7 @@ EvalCommand AddBenchCommand(CLI::App& parent) {
   };
   auto options = std::make_shared<BenchOptions>();
   CLI::App* app = parent.add_subcommand("bench", "Measure one claim and print whether it holds on this machine");
-  app->require_subcommand(1);
+  app->require_subcommand(1)->fallthrough();
   app->footer("Example: inferscale bench ttft --combinations 500");
   std::vector<std::pair<CLI::App*, Entry>> commands;
   for (const Entry& entry : kEntries) {

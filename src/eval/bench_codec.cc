@@ -35,7 +35,7 @@ Result<BenchReport> BenchCodec(EvalContext& context, const BenchOptions& options
     const KvStoreStats stats = session.engine().StoreStats();
     bytes_a_fact[name] = static_cast<double>(stats.file_bytes) / static_cast<double>(std::max<std::int64_t>(stats.file_blocks, 1));
 
-    Progress progress(context, "questions in " + name, static_cast<std::int64_t>(count));
+    EvalProgress progress(context, "questions in " + name, static_cast<std::int64_t>(count));
     std::vector<double> logprobs, differences;
     for (std::size_t i = 0; i < count; ++i) {
       INFERSCALE_RETURN_IF_ERROR(CheckStop(context));

@@ -127,7 +127,7 @@ Result<BenchReport> BenchIngest(EvalContext& context, const BenchOptions& option
   const auto ingest_start = std::chrono::steady_clock::now();
   INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const IngestOutcome outcome,
                               session.service().AddFacts(ingest_scope, {}, std::move(facts)));
-  Progress progress(context, "facts encoded while chatting", static_cast<std::int64_t>(count));
+  EvalProgress progress(context, "facts encoded while chatting", static_cast<std::int64_t>(count));
   Status pending_status;
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<double> busy, Chats(context, session, scope, demo, [&](std::size_t) {
                                 const Result<PendingWork> pending = session.service().Pending();

@@ -56,7 +56,7 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
   const auto count = static_cast<std::size_t>(options.questions > 0 ? options.questions : 7);
   std::map<std::tuple<std::int32_t, bool, bool>, Samples> samples;  // k, short tail, kv
   {
-    Progress progress(context, "questions", static_cast<std::int64_t>(count));
+    EvalProgress progress(context, "questions", static_cast<std::int64_t>(count));
     for (std::size_t i = 0; i < count; ++i) {
       const std::string& question = demo.questions[i % demo.questions.size()].question;
       INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits, session.service().Search(scope, question, 50));
@@ -110,7 +110,7 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
     const KvStoreStats before = session.engine().StoreStats();
     std::mt19937 random(1);
     std::vector<double> ttft_ms;
-    Progress progress(context, "combinations", options.combinations);
+    EvalProgress progress(context, "combinations", options.combinations);
     for (std::int32_t i = 0; i < options.combinations; ++i) {
       INFERSCALE_RETURN_IF_ERROR(CheckStop(context));
       std::vector<Fact> facts;

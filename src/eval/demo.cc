@@ -212,7 +212,7 @@ class Demo {
   }
 
   Status MeasureAll(EvalSession& session) {
-    Progress progress(context_, "questions", static_cast<std::int64_t>(items_.size()));
+    EvalProgress progress(context_, "questions", static_cast<std::int64_t>(items_.size()));
     double extra_seconds = 0;
     std::size_t asked = 0;
     for (; asked < items_.size(); ++asked) {
@@ -309,7 +309,7 @@ class Demo {
   }
 
   Status ScoreBare(EvalSession& session) {
-    Progress progress(context_, "questions with bare KV", static_cast<std::int64_t>(items_.size()));
+    EvalProgress progress(context_, "questions with bare KV", static_cast<std::int64_t>(items_.size()));
     for (const Item& item : items_) {
       INFERSCALE_RETURN_IF_ERROR(CheckStop(context_));
       for (const std::int32_t k : plan_.accuracy_ks) {

@@ -16,16 +16,16 @@ std::string Duration(double seconds) {
 
 }  // namespace
 
-Progress::Progress(EvalContext& context, std::string what, std::int64_t total)
+EvalProgress::EvalProgress(EvalContext& context, std::string what, std::int64_t total)
     : context_(context), what_(std::move(what)), total_(total), drawn_(start_) {}
 
-Progress::~Progress() { Draw(true); }
+EvalProgress::~EvalProgress() { Draw(true); }
 
-double Progress::Seconds() const {
+double EvalProgress::Seconds() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
-void Progress::Set(std::int64_t done) {
+void EvalProgress::Set(std::int64_t done) {
   done_ = done;
   const auto now = std::chrono::steady_clock::now();
   if (now - drawn_ < (context_.progress_is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(10))) return;
@@ -33,7 +33,7 @@ void Progress::Set(std::int64_t done) {
   Draw(false);
 }
 
-void Progress::Draw(bool last) {
+void EvalProgress::Draw(bool last) {
   std::string line = what_ + " " + std::to_string(done_);
   if (total_ > 0) line += "/" + std::to_string(total_);
   const double seconds = Seconds();

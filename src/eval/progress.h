@@ -11,13 +11,13 @@ namespace inferscale {
 
 /// One line of progress with rate and time left: redrawn in place on a terminal, else printed at most
 /// every ten seconds. Nothing is left behind half-drawn: the destructor ends the line. Not thread-safe.
-class Progress {
+class EvalProgress {
  public:
   /// \param total 0: unknown
-  Progress(EvalContext& context, std::string what, std::int64_t total);
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  EvalProgress(EvalContext& context, std::string what, std::int64_t total);
+  ~EvalProgress();
+  EvalProgress(const EvalProgress&) = delete;
+  EvalProgress& operator=(const EvalProgress&) = delete;
 
   void Set(std::int64_t done);
   void Add(std::int64_t count = 1) { Set(done_ + count); }

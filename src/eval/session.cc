@@ -96,7 +96,7 @@ Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversat
     sessions[fact.session].facts.push_back(std::move(stored));
   }
 
-  Progress progress(*context_, "storing " + conversation.id + ", session", static_cast<std::int64_t>(sessions.size()));
+  EvalProgress progress(*context_, "storing " + conversation.id + ", session", static_cast<std::int64_t>(sessions.size()));
   for (auto& [number, batch] : sessions) {
     INFERSCALE_RETURN_IF_ERROR(CheckStop(*context_));
     const std::string mark = IngestedMark(scope, number);
@@ -124,7 +124,7 @@ Status EvalSession::WaitIdle(const std::string& what) {
   INFERSCALE_ASSIGN_OR_RETURN(const PendingWork before, service_->Pending());
   const std::int64_t total = std::max(before.encodings, before.embeddings);
   if (total == 0 && before.extractions == 0 && before.erasures == 0) return OkStatus();
-  Progress progress(*context_, what, total);
+  EvalProgress progress(*context_, what, total);
   INFERSCALE_RETURN_IF_ERROR(service_->WaitIdle([&](const PendingWork& pending) {
     progress.Set(std::max<std::int64_t>(total - std::max(pending.encodings, pending.embeddings), 0));
     return CheckStop(*context_).ok();
