@@ -83,7 +83,9 @@ Result<std::unique_ptr<LlamaContext>> LlamaContext::Create(std::shared_ptr<const
                              " tokens (" + TakeLlamaErrors() +
                              "); lower context tokens or parallel sequences");
   }
-  context->tokens_per_sequence_ = static_cast<std::int32_t>(llama_n_ctx_seq(context->context_));
+  // llama.cpp rounds up; positions beyond what was asked for may not exist in the model.
+  context->tokens_per_sequence_ = std::min(
+      options.tokens_per_sequence, static_cast<std::int32_t>(llama_n_ctx_seq(context->context_)));
   context->batch_tokens_ = static_cast<std::int32_t>(
       std::min(llama_n_batch(context->context_), llama_n_ubatch(context->context_)));
   context->vocabulary_ = llama_vocab_n_tokens(context->model_->vocab());

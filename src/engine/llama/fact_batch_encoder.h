@@ -1,0 +1,97 @@
+#ifndef INFERSCALE_ENGINE_LLAMA_FACT_BATCH_ENCODER_H_
+#define INFERSCALE_ENGINE_LLAMA_FACT_BATCH_ENCODER_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/llama/foreground_gate.h"
+#include "engine/llama/kv_transfer.h"
+#include "inferscale/engine.h"
+#include "inferscale/kv_store.h"
+#include "llama/llama_context.h"
+
+namespace inferscale {
+
+/// Owns the encoding context and its thread. Facts with equal context share one computation of it and
+/// are computed side by side, each in a sequence of its own. Gives way to generations, but never for
+/// ever. Thread-safe; outcomes are reported on its thread, under no lock. Destroying it ends what is
+/// left with kCancelled.
+class FactBatchEncoder {
+ public:
+  struct Options {
+    std::unique_ptr<LlamaContext> context;
+    std::shared_ptr<const KvTransfer> transfer;
+    KvStore* store = nullptr;
+    std::shared_ptr<ForegroundGate> gate;
+    Fingerprint fingerprint{};
+    std::int32_t sections = 1;
+    std::int32_t window = 0;
+    bool can_abort = true;  ///< a running computation can be stopped (CPU)
+  };
+  explicit FactBatchEncoder(Options options);
+  ~FactBatchEncoder();
+
+  using OnOutcome = std::function<void(const EncodeOutcome&)>;
+  void Encode(std::vector<EncodeRequest> requests, OnOutcome on_outcome);
+  /// Ends these encodings, running ones included, with kCancelled: none of them is stored any more.
+  void Cancel(std::span<const KvKey> keys);
+  /// Whether this process has stored the key.
+  bool WasStored(const KvKey& key) const;
+
+ private:
+  struct Item {
+    EncodeRequest request;
+    std::shared_ptr<const OnOutcome> on_outcome;
+  };
+
+  void Run();
+  std::vector<Item> TakeBatch(bool slice);
+  bool MayRun(bool& forced_slice);
+  Status Check(const EncodeRequest& request) const;
+  void Process(std::vector<Item> batch, bool give_way);
+  /// False: interrupted; nothing of it is left.
+  Result<bool> ComputeContext(const TokenIds& context);
+  Result<bool> ComputeFacts(const std::vector<Item>& batch, std::int32_t context_tokens);
+  Result<bool> Compute(std::span<const BatchToken> tokens);
+  Status Store(Item& item, std::int32_t sequence, std::int32_t context_tokens);
+  void Report(const Item& item, Status status);
+  void Requeue(std::vector<Item> batch);
+
+  std::unique_ptr<LlamaContext> context_;
+  std::shared_ptr<const KvTransfer> transfer_;
+  KvStore* store_;
+  std::shared_ptr<ForegroundGate> gate_;
+  Fingerprint fingerprint_;
+  std::int32_t sections_;
+  std::int32_t window_;
+  bool can_abort_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::deque<Item> queue_;
+  std::unordered_set<KvKey> running_, cancelled_;
+  std::unordered_set<KvKey> stored_;
+
+  // The encoding thread's own.
+  TokenIds shared_;  ///< tokens whose KV sequence 0 holds
+  std::vector<std::uint8_t> blob_;
+  double tokens_per_second_ = 200;
+  std::atomic<bool> giving_way_{false}, stopping_{false};
+  std::chrono::steady_clock::time_point last_slice_;
+
+  std::thread thread_;
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_ENGINE_LLAMA_FACT_BATCH_ENCODER_H_

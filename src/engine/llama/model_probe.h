@@ -1,0 +1,50 @@
+#ifndef INFERSCALE_ENGINE_LLAMA_MODEL_PROBE_H_
+#define INFERSCALE_ENGINE_LLAMA_MODEL_PROBE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "inferscale/kv_block.h"
+#include "inferscale/result.h"
+#include "inferscale/rope.h"
+#include "llama/llama_context.h"
+#include "llama/state_blob.h"
+
+namespace inferscale {
+
+/// Largest error that relocation may have, relative to the largest element of a head's key: an f16
+/// cache rounds keys three times on the way (2^-11 each), and angles are f32.
+inline constexpr double kRelocationTolerance = 4e-3;
+
+/// What has to be known of a model to move its KV.
+struct KvProbe {
+  KvGeometry geometry;
+  RopeSpec rope;
+  StateShape shape;                  ///< of the probed context; `streams` differs between contexts
+  std::int32_t sections = 1;
+  double relocation_error = 0;
+};
+
+/// Why the KV of this model cannot be moved exactly, as far as its description tells; nothing: it may.
+std::optional<std::string> KvRefusal(const LlamaModel& model);
+
+/// Learns the state format, measures the rotation and checks relocation, by decoding single tokens in
+/// `context`, which is empty before and after. kUnsupported says why KV cannot be used.
+Result<KvProbe> ProbeModel(LlamaContext& context, TokenId token);
+
+/// The relocation check alone: KV captured at one position and injected at others must be what the
+/// engine has there. \return the largest relative error of the keys; kUnsupported when values differ.
+Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, const RopeSpec& rope,
+                                 TokenId token);
+
+/// State format of `context`, checked by a round trip: decoded, read, taken apart, laid out anew,
+/// written back and read again, the bytes must be the same.
+Result<StateShape> CheckStateFormat(LlamaContext& context, std::int32_t sections,
+                                    const std::vector<TokenId>& tokens);
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_ENGINE_LLAMA_MODEL_PROBE_H_
