@@ -21,6 +21,7 @@ constexpr std::int32_t kMaxTopK = 10'000;
 /// Keyword search knows no filter: with one, more hits are asked for, because many may fail it.
 constexpr std::int32_t kFilteredKeywordHits = 1000;
 constexpr std::int64_t kFactsPerPage = 1000;
+constexpr std::size_t kMaxKeywordQueryBytes = 4096;
 
 struct Candidate {
   std::string fact_id;
@@ -36,6 +37,13 @@ bool Before(const Candidate& a, const Candidate& b) {
   if (a.fused != b.fused) return a.fused > b.fused;
   if (a.row != b.row) return a.row > b.row;
   return a.fact_id < b.fact_id;
+}
+
+/// What keyword search gets of a query: bounded, and text whatever bytes came in.
+std::string KeywordQuery(std::string_view query) {
+  std::string text = ToValidUtf8(TruncateUtf8(query, kMaxKeywordQueryBytes));
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  return text;
 }
 
 bool IsZero(std::span<const float> vector) {
@@ -199,9 +207,10 @@ Result<std::vector<Candidate>> Retriever::Impl::Collect(const SearchRequest& req
   if (request.keyword) {
     const std::int32_t pool = CandidatePool(request.top_k);
     const std::int32_t limit = request.filter ? std::max(pool, kFilteredKeywordHits) : pool;
+    const std::string keyword_query = KeywordQuery(request.query);
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KeywordHit> found,
-                                catalog.KeywordSearch(scopes, request.query, limit));
-    const std::int32_t terms = CountQueryTerms(request.query);
+                                catalog.KeywordSearch(scopes, keyword_query, limit));
+    const std::int32_t terms = CountQueryTerms(keyword_query);
     std::unordered_set<std::string_view> seen;
     for (const KeywordHit& hit : found) {
       if (!seen.insert(hit.fact_id).second) continue;

@@ -81,7 +81,8 @@ Status ScopeIndex::Append(std::span<const EmbeddingRow> rows) {
     vectors_.insert(vectors_.end(), row.vector.begin(), row.vector.end());
     row_ids_.push_back(row.row);
     fact_ids_.push_back(row.fact_id);
-    positions_.emplace(fact_ids_.back(), static_cast<std::uint32_t>(row_ids_.size() - 1));
+    // A fact that was embedded again has a newer row; its old one is no longer among the served.
+    positions_[fact_ids_.back()] = static_cast<std::uint32_t>(row_ids_.size() - 1);
   }
   return OkStatus();
 }
