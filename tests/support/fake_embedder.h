@@ -1,6 +1,7 @@
 #ifndef INFERSCALE_TESTS_SUPPORT_FAKE_EMBEDDER_H_
 #define INFERSCALE_TESTS_SUPPORT_FAKE_EMBEDDER_H_
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -20,6 +21,7 @@ class FakeEmbedder : public Embedder {
       : dimensions_(dimensions), id_(std::move(id)) {}
 
   Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) override {
+    if (fail) return Unavailable("the fake embedder was told to fail");
     std::vector<std::vector<float>> vectors;
     for (const std::string& text : texts) vectors.push_back(EmbedOne(text));
     return vectors;
@@ -48,6 +50,8 @@ class FakeEmbedder : public Embedder {
     }
     return vector;
   }
+
+  std::atomic<bool> fail{false};
 
  private:
   static constexpr std::uint64_t kOffset = 0xcbf29ce484222325;

@@ -272,7 +272,7 @@ TEST_F(MemoryServiceTest, AFailingEmbedderLosesNothing) {
 TEST_F(MemoryServiceTest, AnotherEmbedderIndexesAgainFromText) {
   Open();
   AddOne("ada", "the cat is called Pixel");
-  embedder_ = std::make_shared<FakeEmbedder>("another");
+  embedder_ = std::make_shared<FakeEmbedder>(32, "another");
   Open();
   EXPECT_EQ(service_->Pending()->embeddings, 1);
   ASSERT_TRUE(service_->WaitIdle().ok());
