@@ -119,15 +119,17 @@ int Usage(const CLI::App& app, const CLI::ParseError& error, int argc, const cha
   if (std::find(argv, argv + argc, std::string_view("--json")) != argv + argc) {
     PrintError(InvalidArgument(error.what()), true);
   } else {
-    std::cerr << "inferscale: " << EscapeForTerminal(error.what())
-              << ": inferscale --help lists the commands, inferscale COMMAND --help their options\n";
+    std::cerr
+        << "inferscale: " << EscapeForTerminal(error.what())
+        << ": inferscale --help lists the commands, inferscale COMMAND --help their options\n";
   }
   return kExitUsage;
 }
 
 int Run(int argc, const char* const* argv) {
-  CLI::App app("Memory for language models, kept as attention KV and put straight into their cache.",
-               "inferscale");
+  CLI::App app(
+      "Memory for language models, kept as attention KV and put straight into their cache.",
+      "inferscale");
   app.set_version_flag("--version", "inferscale " INFERSCALE_VERSION);
   app.require_subcommand(1);
   app.option_defaults()->always_capture_default(false);
@@ -172,7 +174,8 @@ int RunCli(int argc, const char* const* argv) {
   try {
     return Run(argc, argv);
   } catch (const std::bad_alloc&) {
-    std::cerr << "inferscale: out of memory: free some, or use a smaller model or --context-tokens\n";
+    std::cerr
+        << "inferscale: out of memory: free some, or use a smaller model or --context-tokens\n";
   } catch (const std::exception& error) {
     std::cerr << "inferscale: unexpected: " << error.what() << ": please report this\n";
   }

@@ -92,7 +92,8 @@ Ingested Ingest(MemoryService& service, const AddRequest& request, const std::ve
   const ExtractionMode mode = request.mode.value_or(service.options().extraction);
   const std::size_t batch = mode == ExtractionMode::kLlm ? kLlmBatch : kVerbatimBatch;
   std::optional<Progress> progress;
-  if (turns.size() > batch) progress.emplace("stored", "turns", static_cast<std::int64_t>(turns.size()));
+  if (turns.size() > batch)
+    progress.emplace("stored", "turns", static_cast<std::int64_t>(turns.size()));
   while (done.turns < turns.size() && !InterruptScope::Interrupted()) {
     if (progress) progress->Update(static_cast<std::int64_t>(done.turns));
     const std::size_t end = std::min(done.turns + batch, turns.size());
@@ -124,7 +125,8 @@ void PrintSummary(const Ingested& done, const std::string& extraction) {
   if (done.duplicates > 0) std::cout << ", " << done.duplicates << " known already";
   std::cout << " (" << extraction << ")\n";
   for (std::size_t i = 0; i < std::min(done.facts.size(), kShownFacts); ++i) {
-    std::cout << "  " << done.facts[i].id << "  " << ShortForTerminal(done.facts[i].text, 100) << '\n';
+    std::cout << "  " << done.facts[i].id << "  " << ShortForTerminal(done.facts[i].text, 100)
+              << '\n';
   }
   if (done.facts.size() > kShownFacts) {
     std::cout << "  … and " << done.facts.size() - kShownFacts << " more: inferscale list\n";
@@ -139,10 +141,12 @@ Result<int> Add(const AddOptions& options, CliContext& context) {
   }
   if (read.replaced_bytes) PrintNote("some bytes are not UTF-8 and were replaced by U+FFFD");
   if (options.skip >= read.turns.size()) {
-    return InvalidArgument("--skip " + std::to_string(options.skip) + " leaves nothing: there are " +
-                           std::to_string(read.turns.size()) + " turns");
+    return InvalidArgument("--skip " + std::to_string(options.skip) +
+                           " leaves nothing: there are " + std::to_string(read.turns.size()) +
+                           " turns");
   }
-  read.turns.erase(read.turns.begin(), read.turns.begin() + static_cast<std::ptrdiff_t>(options.skip));
+  read.turns.erase(read.turns.begin(),
+                   read.turns.begin() + static_cast<std::ptrdiff_t>(options.skip));
 
   Config config = context.config();
   if (options.verbatim) config.extraction = "verbatim";
@@ -231,8 +235,7 @@ void AddIngestCommands(CLI::App& app, std::vector<Command>* commands) {
                   "(\"Name: text\" a line; a line with a date alone dates what follows)");
   add->add_option("--date", options->date, "When it was said, for turns without a date (ISO 8601)");
   add->add_option("--name", options->name, "Who says it, for turns without a name");
-  CLI::Option* verbatim =
-      add->add_flag("--verbatim", options->verbatim, "Keep turns as they are");
+  CLI::Option* verbatim = add->add_flag("--verbatim", options->verbatim, "Keep turns as they are");
   add->add_flag("--llm", options->llm, "Let a model extract facts from the turns")
       ->excludes(verbatim);
   add->add_option("--metadata", options->metadata, "A JSON object kept with each memory");

@@ -181,14 +181,14 @@ void PrintReport(const ChatReport& report, bool all_memories) {
   const GenerationReport& generation = report.generation;
   const std::size_t count = report.memories.size();
   char line[256];
-  std::snprintf(line, sizeof(line),
-                "  [%zu %s; tokens: %d injected, %d reused, %d computed; first token after %.0f ms%s]",
-                count, count == 1 ? "memory" : "memories", generation.injected_tokens,
-                generation.reused_tokens, generation.computed_tokens,
-                report.question_to_first_token_ms,
-                generation.finish == FinishReason::kLength      ? "; cut at --max-tokens"
-                : generation.finish == FinishReason::kCancelled ? "; cancelled"
-                                                                : "");
+  std::snprintf(
+      line, sizeof(line),
+      "  [%zu %s; tokens: %d injected, %d reused, %d computed; first token after %.0f ms%s]", count,
+      count == 1 ? "memory" : "memories", generation.injected_tokens, generation.reused_tokens,
+      generation.computed_tokens, report.question_to_first_token_ms,
+      generation.finish == FinishReason::kLength      ? "; cut at --max-tokens"
+      : generation.finish == FinishReason::kCancelled ? "; cancelled"
+                                                      : "");
   std::cout << "\n" << line << '\n';
   const std::size_t shown = all_memories ? count : std::min(count, kShownMemories);
   for (std::size_t i = 0; i < shown; ++i) {
@@ -201,8 +201,8 @@ void PrintReport(const ChatReport& report, bool all_memories) {
   }
   if (shown < count) std::cout << "    … and " << count - shown << " more (--memories shows all)\n";
   for (const Fallback& fallback : generation.fallbacks) {
-    std::cout << "    computed: " << fallback.count << " (" << EscapeForTerminal(ReasonText(fallback.reason))
-              << ")\n";
+    std::cout << "    computed: " << fallback.count << " ("
+              << EscapeForTerminal(ReasonText(fallback.reason)) << ")\n";
   }
   std::cout << std::flush;
 }
@@ -257,7 +257,8 @@ class Conversation {
 int Converse(Conversation& conversation, const CliContext& context) {
   const bool terminal = isatty(STDIN_FILENO) == 1;
   if (terminal) {
-    std::cerr << "Ask something. /new starts afresh, /quit or Ctrl-D leaves, Ctrl-C cancels an answer.\n";
+    std::cerr
+        << "Ask something. /new starts afresh, /quit or Ctrl-D leaves, Ctrl-C cancels an answer.\n";
   }
   int exit_status = 0;
   LineReader lines;
@@ -311,7 +312,8 @@ void AddChatCommand(CLI::App& app, std::vector<Command>* commands) {
   chat->add_option("message", options->words, "One message; without it, a conversation")
       ->allow_extra_args(false)
       ->expected(0, 1 << 20);
-  CLI::Option* text = chat->add_flag("--text", options->text, "Serve memories as text, for comparison");
+  CLI::Option* text =
+      chat->add_flag("--text", options->text, "Serve memories as text, for comparison");
   chat->add_flag("--off", options->off, "Without memories")->excludes(text);
   chat->add_flag("--remember", options->remember, "Remember what is said");
   chat->add_flag("--memories", options->all_memories, "Show every memory used");
@@ -320,7 +322,8 @@ void AddChatCommand(CLI::App& app, std::vector<Command>* commands) {
       ->check(CLI::Range(1, 1 << 20));
   chat->add_option("--temperature", options->temperature, "0 (default): always the likeliest token")
       ->check(CLI::Range(0.0, 5.0));
-  chat->footer("Examples:\n  inferscale chat\n  inferscale chat \"Where does Anna live?\" --top-k 50");
+  chat->footer(
+      "Examples:\n  inferscale chat\n  inferscale chat \"Where does Anna live?\" --top-k 50");
   commands->push_back({chat, [options](CliContext& context) { return Chat(*options, context); }});
 }
 

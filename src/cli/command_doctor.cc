@@ -33,7 +33,8 @@ constexpr std::int64_t kLeastFreeDiskBytes = std::int64_t{512} << 20;
 constexpr std::int64_t kEncodedFacts = 8;
 
 double MillisecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 std::string Milliseconds(double ms) {
@@ -56,7 +57,8 @@ class TemporaryFolder {
     std::error_code error;
     std::string pattern = (fs::temp_directory_path(error) / "inferscale-doctor-XXXXXX").string();
     if (error || mkdtemp(pattern.data()) == nullptr) {
-      return FailedPrecondition("no temporary folder can be made: set TMPDIR to one that can be written");
+      return FailedPrecondition(
+          "no temporary folder can be made: set TMPDIR to one that can be written");
     }
     return std::unique_ptr<TemporaryFolder>(new TemporaryFolder(pattern));
   }
@@ -121,7 +123,8 @@ Check CheckDisk(const Config& config, std::int64_t bytes_a_fact) {
 
 Check CheckMemory(const Config& config) {
   const std::int64_t available = AvailableMemoryBytes();
-  const std::string free = available == 0 ? "free memory unknown" : FormatByteCount(available) + " free";
+  const std::string free =
+      available == 0 ? "free memory unknown" : FormatByteCount(available) + " free";
   const Result<GgufMetadata> metadata = ReadGgufMetadata(config.model);
   if (!metadata.ok()) return {"memory", true, free + "; no plan without a model"};
   const Result<MemoryPlan> plan = PlanMemory(*metadata, EngineOptions(config, ""), available);
@@ -140,7 +143,8 @@ Check CheckEmbedder(const Config& config, std::shared_ptr<Embedder>* embedder) {
   const double ms = MillisecondsSince(start);
   *embedder = *std::move(opened);
   return {"embedder", true,
-          std::to_string((*embedder)->dimensions()) + " dimensions, " + Milliseconds(ms) + " a question"};
+          std::to_string((*embedder)->dimensions()) + " dimensions, " + Milliseconds(ms) +
+              " a question"};
 }
 
 Check CheckModel(const Config& config, const fs::path& folder, std::shared_ptr<Engine>* engine) {
@@ -150,8 +154,9 @@ Check CheckModel(const Config& config, const fs::path& folder, std::shared_ptr<E
   *engine = *std::move(opened);
   const EngineCapabilities& able = (*engine)->capabilities();
   return {"model", true,
-          config.model.filename().string() + " loaded in " + Milliseconds(MillisecondsSince(start)) +
-              "; " + std::to_string(able.parallel_sequences) + " × " +
+          config.model.filename().string() + " loaded in " +
+              Milliseconds(MillisecondsSince(start)) + "; " +
+              std::to_string(able.parallel_sequences) + " × " +
               std::to_string(able.context_tokens) + " tokens" +
               (able.system_role ? "" : "; its template has no system role, which is coped with")};
 }
@@ -194,8 +199,9 @@ EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
   std::vector<NewFact> facts;
   for (std::int64_t i = 0; i < kEncodedFacts; ++i) {
     NewFact item;
-    item.fact.text = "On day " + std::to_string(i + 1) +
-                     " of the trip Maya walked along the river and wrote a letter to her brother Tom.";
+    item.fact.text =
+        "On day " + std::to_string(i + 1) +
+        " of the trip Maya walked along the river and wrote a letter to her brother Tom.";
     facts.push_back(std::move(item));
   }
   Scope scope;
@@ -214,15 +220,16 @@ EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
   }
   cost.bytes_a_fact = stats.file_bytes / stats.file_blocks;
   cost.check.ok = true;
-  cost.check.detail = Milliseconds(ms) + " and " + FormatByteCount(cost.bytes_a_fact) + " a fact (" +
-                      config.recipe + ", " + config.codec + ", " + std::to_string(kEncodedFacts) +
-                      " facts of a sentence)";
+  cost.check.detail = Milliseconds(ms) + " and " + FormatByteCount(cost.bytes_a_fact) +
+                      " a fact (" + config.recipe + ", " + config.codec + ", " +
+                      std::to_string(kEncodedFacts) + " facts of a sentence)";
   return cost;
 }
 
 struct ExpectedFacts {
   const char* said;
-  std::vector<std::vector<const char*>> mentions;  ///< each needs one of its words; none: no fact at all
+  std::vector<std::vector<const char*>>
+      mentions;  ///< each needs one of its words; none: no fact at all
 };
 
 /// What is wrong with the facts that a model finds in a small conversation; empty: nothing.
@@ -256,11 +263,12 @@ std::string JudgeExtraction(Extractor& extractor) {
   return "";
 }
 
-Check CheckExtraction(const Config& config, const std::shared_ptr<Engine>& engine, Catalog* catalog) {
+Check CheckExtraction(const Config& config, const std::shared_ptr<Engine>& engine,
+                      Catalog* catalog) {
   Check check{"extraction", false, "", false};
   if (!config.extractor_url.empty()) {
-    Result<CompletionFunction> complete = MakeEndpointCompletion(
-        config.extractor_url, config.extractor_model, config.extractor_key);
+    Result<CompletionFunction> complete =
+        MakeEndpointCompletion(config.extractor_url, config.extractor_model, config.extractor_key);
     if (!complete.ok()) {
       check.detail = complete.status().message();
       return check;
@@ -275,9 +283,10 @@ Check CheckExtraction(const Config& config, const std::shared_ptr<Engine>& engin
   LlmExtractor extractor(EngineCompletion(engine));
   const std::string wrong = JudgeExtraction(extractor);
   check.ok = wrong.empty();
-  check.detail = check.ok ? "the model finds the facts of a small conversation: auto means llm now"
-                          : "the model cannot extract facts (" + wrong +
-                                "): turns are kept verbatim; a larger model or --extractor-url does better";
+  check.detail =
+      check.ok ? "the model finds the facts of a small conversation: auto means llm now"
+               : "the model cannot extract facts (" + wrong +
+                     "): turns are kept verbatim; a larger model or --extractor-url does better";
   if (catalog == nullptr) return check;
   const std::string fingerprint = HexEncode(engine->fingerprint());
   const Result<std::string> passed = catalog->GetMeta(meta_names::kExtractionCheck);
@@ -297,7 +306,8 @@ Result<std::vector<Check>> RunChecks(const Config& config) {
     checks.push_back(std::move(check));
     return checks.back().ok;
   };
-  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<TemporaryFolder> folder, TemporaryFolder::Make());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<TemporaryFolder> folder,
+                              TemporaryFolder::Make());
   add(CheckCpu());
   std::unique_ptr<Catalog> catalog;
   add(CheckFolder(config, &catalog));

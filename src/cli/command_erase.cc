@@ -70,7 +70,8 @@ Result<int> Erase(const Verb& verb, const EraseOptions& options, CliContext& con
     return InvalidArgument(std::string("say what to ") + verb.name +
                            ": either ids, or --all for everything of a user");
   }
-  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog, OpenCatalog(context.config()));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
+                              OpenCatalog(context.config()));
   std::int64_t erased = 0;
   Status failed;
   if (options.all) {
@@ -104,18 +105,20 @@ CLI::App* AddErase(CLI::App& app, const Verb& verb, const char* description,
                    std::vector<Command>* commands) {
   auto options = std::make_shared<EraseOptions>();
   CLI::App* erase = app.add_subcommand(verb.name, description);
-  erase->add_option("id", options->ids, "Ids of memories")->allow_extra_args(false)->expected(0, 1 << 20);
+  erase->add_option("id", options->ids, "Ids of memories")
+      ->allow_extra_args(false)
+      ->expected(0, 1 << 20);
   erase->add_flag("--all", options->all, "Everything of the user");
   erase->add_flag("-y,--yes", options->yes, "Do not ask");
-  commands->push_back({erase, [options, &verb](CliContext& context) {
-                         return Erase(verb, *options, context);
-                       }});
+  commands->push_back(
+      {erase, [options, &verb](CliContext& context) { return Erase(verb, *options, context); }});
   return erase;
 }
 
 Result<int> Rename(const std::string& given, CliContext& context) {
   const std::string name(TrimWhitespace(ToValidUtf8(given)));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog, OpenCatalog(context.config()));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
+                              OpenCatalog(context.config()));
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo scope, catalog->EnsureScope(context.scope()));
   INFERSCALE_RETURN_IF_ERROR(catalog->SetDisplayName(scope.id, name));
   INFERSCALE_RETURN_IF_ERROR(CompleteErasures(context.config(), *catalog));
@@ -144,7 +147,8 @@ void AddEraseCommands(CLI::App& app, std::vector<Command>* commands) {
           "  inferscale forget --all --yes");
 
   auto name = std::make_shared<std::string>();
-  CLI::App* rename = app.add_subcommand("rename", "Set the name under which a user's memories are told");
+  CLI::App* rename =
+      app.add_subcommand("rename", "Set the name under which a user's memories are told");
   rename->add_option("name", *name, "The name; empty: \"The user\"")->required();
   rename->footer("Example:\n  inferscale rename Anna --user me");
   commands->push_back({rename, [name](CliContext& context) { return Rename(*name, context); }});

@@ -65,14 +65,14 @@ Result<int> Search(const ReadOptions& options, CliContext& context) {
   std::string query;
   for (const std::string& word : options.words) query += (query.empty() ? "" : " ") + word;
   query = ToValidUtf8(query);
-  if (TrimWhitespace(query).empty()) return InvalidArgument("nothing to search for: give some words");
+  if (TrimWhitespace(query).empty())
+    return InvalidArgument("nothing to search for: give some words");
   INFERSCALE_ASSIGN_OR_RETURN(const auto filter, ParseFilter(options.filter));
   INFERSCALE_ASSIGN_OR_RETURN(const OpenedService opened, OpenService(context.config(), false));
   MemoryService& service = *opened.service;
-  INFERSCALE_ASSIGN_OR_RETURN(
-      const std::vector<SearchHit> hits,
-      service.Search(context.scope(), query, context.config().top_k, filter.get(), options.threshold,
-                     options.expired));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
+                              service.Search(context.scope(), query, context.config().top_k,
+                                             filter.get(), options.threshold, options.expired));
   INFERSCALE_ASSIGN_OR_RETURN(const auto scopes, ScopesById(service.catalog(), context.scope()));
   if (context.json) {
     json results = json::array();
@@ -90,14 +90,16 @@ Result<int> Search(const ReadOptions& options, CliContext& context) {
     std::cout << score << FactLine(hit.fact) << '\n';
   }
   if (hits.empty()) {
-    PrintNote("nothing found for user " + context.config().user + ": inferscale list shows everything");
+    PrintNote("nothing found for user " + context.config().user +
+              ": inferscale list shows everything");
   }
   return 0;
 }
 
 Result<int> List(const ReadOptions& options, CliContext& context) {
   INFERSCALE_ASSIGN_OR_RETURN(const auto filter, ParseFilter(options.filter));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog, OpenCatalog(context.config()));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
+                              OpenCatalog(context.config()));
   INFERSCALE_ASSIGN_OR_RETURN(const auto scopes, ScopesById(*catalog, context.scope()));
   FactQuery query;
   for (const auto& [id, info] : scopes) query.scopes.push_back(id);
@@ -122,8 +124,8 @@ Result<int> List(const ReadOptions& options, CliContext& context) {
   if (total == 0) {
     PrintNote("user " + context.config().user + " has no memories: inferscale add \"…\" makes one");
   } else if (shown < total) {
-    PrintNote(std::to_string(shown) + " of " + std::to_string(total) +
-              " memories: --offset " + std::to_string(options.offset + shown) + " shows more");
+    PrintNote(std::to_string(shown) + " of " + std::to_string(total) + " memories: --offset " +
+              std::to_string(options.offset + shown) + " shows more");
   }
   return 0;
 }
@@ -157,9 +159,11 @@ void PrintHistory(const std::vector<HistoryEntry>& history) {
   if (!history.empty()) std::cout << "history:\n";
   for (const HistoryEntry& entry : history) {
     std::cout << "  " << FormatIso8601(entry.created_at_ms) << "  " << entry.event;
-    if (entry.old_text) std::cout << "  \"" << ShortForTerminal(*entry.old_text, kLineCharacters) << '"';
+    if (entry.old_text)
+      std::cout << "  \"" << ShortForTerminal(*entry.old_text, kLineCharacters) << '"';
     if (entry.old_text && entry.new_text) std::cout << "  →";
-    if (entry.new_text) std::cout << "  \"" << ShortForTerminal(*entry.new_text, kLineCharacters) << '"';
+    if (entry.new_text)
+      std::cout << "  \"" << ShortForTerminal(*entry.new_text, kLineCharacters) << '"';
     std::cout << '\n';
   }
 }
@@ -184,10 +188,12 @@ void PrintFact(const Fact& fact, const ScopeInfo& scope, const KvState& kv) {
 }
 
 Result<int> Show(const ReadOptions& options, CliContext& context) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog, OpenCatalog(context.config()));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
+                              OpenCatalog(context.config()));
   const Result<Fact> fact = catalog->GetFact(options.id);
   if (!fact.ok() && fact.status().code() != StatusCode::kNotFound) return fact.status();
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<HistoryEntry> history, catalog->History(options.id));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<HistoryEntry> history,
+                              catalog->History(options.id));
   if (!fact.ok() && history.empty()) {
     return NotFound("no memory has the id " + options.id + ": inferscale list shows the ids");
   }
@@ -204,7 +210,8 @@ Result<int> Show(const ReadOptions& options, CliContext& context) {
   }
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo scope, catalog->GetScope(fact->scope_id));
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Turn> turns, catalog->GetTurns(fact->source_turns));
-  INFERSCALE_ASSIGN_OR_RETURN(const KvState kv, KvStateOf(context.config(), *catalog, *fact, scope));
+  INFERSCALE_ASSIGN_OR_RETURN(const KvState kv,
+                              KvStateOf(context.config(), *catalog, *fact, scope));
   if (context.json) {
     json shown = FactJson(*fact, &scope);
     shown["deleted"] = false;
@@ -238,7 +245,8 @@ void AddReadCommands(CLI::App& app, std::vector<Command>* commands) {
   search->add_option("--threshold", search_options->threshold, "Least similarity, 0 to 1")
       ->check(CLI::Range(0.0, 1.0));
   search->add_option("--filter", search_options->filter, "Metadata filter in Mem0's JSON form");
-  search->add_flag("--expired", search_options->expired, "Also memories past their expiration date");
+  search->add_flag("--expired", search_options->expired,
+                   "Also memories past their expiration date");
   search->footer("Example:\n  inferscale search \"where does Anna live\" --top-k 5");
   commands->push_back(
       {search, [search_options](CliContext& context) { return Search(*search_options, context); }});
@@ -256,8 +264,7 @@ void AddReadCommands(CLI::App& app, std::vector<Command>* commands) {
       {list, [list_options](CliContext& context) { return List(*list_options, context); }});
 
   auto show_options = std::make_shared<ReadOptions>();
-  CLI::App* show =
-      app.add_subcommand("show", "Show one memory with its history, sources and KV");
+  CLI::App* show = app.add_subcommand("show", "Show one memory with its history, sources and KV");
   show->add_option("id", show_options->id, "Id of a memory")->required();
   show->footer("Example:\n  inferscale show 0b0f3a52-6c1e-4d0c-8a53-0f0c7a1d9a11");
   commands->push_back(

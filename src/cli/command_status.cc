@@ -42,7 +42,8 @@ FolderSize SizeOf(const std::filesystem::path& folder) {
 Result<int> ShowStatus(CliContext& context) {
   const Config& config = context.config();
   INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog, OpenCatalog(config));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> own, catalog->FindScopes(context.scope()));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> own,
+                              catalog->FindScopes(context.scope()));
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> all, catalog->FindScopes(Scope()));
   std::int64_t facts = 0, all_facts = 0;
   std::string display_name;
@@ -52,8 +53,10 @@ Result<int> ShowStatus(CliContext& context) {
   }
   for (const ScopeInfo& scope : all) all_facts += scope.facts;
 
-  INFERSCALE_ASSIGN_OR_RETURN(const std::string encoding, catalog->GetMeta(meta_names::kEncodingId));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::string embedder, catalog->GetMeta(meta_names::kEmbedderId));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string encoding,
+                              catalog->GetMeta(meta_names::kEncodingId));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string embedder,
+                              catalog->GetMeta(meta_names::kEmbedderId));
   std::int64_t encodings = all_facts;
   if (!encoding.empty()) {
     INFERSCALE_ASSIGN_OR_RETURN(encodings, catalog->CountFactsWithoutKv(encoding));
@@ -117,7 +120,8 @@ Result<int> ShowConfig(bool markdown, CliContext& context) {
     if (context.json) {
       options[option.TomlKey()] = {{"value", value}, {"source", source}};
     } else {
-      std::cout << option.TomlKey() << " = " << EscapeForTerminal(value) << "  (" << source << ")\n";
+      std::cout << option.TomlKey() << " = " << EscapeForTerminal(value) << "  (" << source
+                << ")\n";
     }
   }
   if (context.json) {
@@ -137,7 +141,8 @@ void AddStatusCommands(CLI::App& app, std::vector<Command>* commands) {
   commands->push_back({status, ShowStatus});
 
   auto markdown = std::make_shared<bool>(false);
-  CLI::App* config = app.add_subcommand("config", "Show the options in force and where they come from");
+  CLI::App* config =
+      app.add_subcommand("config", "Show the options in force and where they come from");
   config->add_flag("--markdown", *markdown, "Print docs/configuration.md");
   config->footer("Example:\n  INFERSCALE_TOP_K=30 inferscale config");
   commands->push_back(

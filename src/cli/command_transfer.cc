@@ -68,7 +68,8 @@ Result<std::vector<json>> ExportScope(Catalog& catalog, const ScopeInfo& scope) 
 }
 
 Result<int> Export(const ExportOptions& options, CliContext& context) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog, OpenCatalog(context.config()));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
+                              OpenCatalog(context.config()));
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes,
                               catalog->FindScopes(options.everybody ? Scope() : context.scope()));
   const bool document = options.format == "json" || (context.json && options.output.empty());
@@ -87,8 +88,9 @@ Result<int> Export(const ExportOptions& options, CliContext& context) {
     }
   }
   if (document) {
-    text = json{{"results", std::move(results)}}.dump(-1, ' ', false, json::error_handler_t::replace) +
-           '\n';
+    text =
+        json{{"results", std::move(results)}}.dump(-1, ' ', false, json::error_handler_t::replace) +
+        '\n';
   }
   if (options.output.empty()) {
     std::cout << text << std::flush;
@@ -173,8 +175,9 @@ Result<int> Import(const ImportOptions& options, CliContext& context) {
       if (InterruptScope::Interrupted()) break;
       if (progress) progress->Update(static_cast<std::int64_t>(imported.done));
       const std::size_t end = std::min(begin + kImportBatch, items.size());
-      std::vector<Fact> batch(std::make_move_iterator(items.begin() + static_cast<std::ptrdiff_t>(begin)),
-                              std::make_move_iterator(items.begin() + static_cast<std::ptrdiff_t>(end)));
+      std::vector<Fact> batch(
+          std::make_move_iterator(items.begin() + static_cast<std::ptrdiff_t>(begin)),
+          std::make_move_iterator(items.begin() + static_cast<std::ptrdiff_t>(end)));
       const Status status = ImportBatch(*opened.service, scope, std::move(batch), &imported);
       if (!status.ok()) {
         return status.WithContext(std::to_string(imported.done) +
@@ -217,7 +220,8 @@ Result<int> Import(const ImportOptions& options, CliContext& context) {
 void AddTransferCommands(CLI::App& app, std::vector<Command>* commands) {
   auto export_options = std::make_shared<ExportOptions>();
   CLI::App* exporter = app.add_subcommand("export", "Write memories with metadata and history");
-  exporter->add_option("-o,--output", export_options->output, "File to write; else standard output");
+  exporter->add_option("-o,--output", export_options->output,
+                       "File to write; else standard output");
   exporter->add_option("--format", export_options->format, "jsonl (a fact a line) or json")
       ->check(CLI::IsMember({"jsonl", "json"}));
   exporter->add_flag("--everybody", export_options->everybody, "Of all users");
@@ -229,7 +233,8 @@ void AddTransferCommands(CLI::App& app, std::vector<Command>* commands) {
   auto import_options = std::make_shared<ImportOptions>();
   CLI::App* importer =
       app.add_subcommand("import", "Read memories: an export, or the answer of Mem0's get_all");
-  importer->add_option("file", import_options->file, "The file; - reads standard input")->required();
+  importer->add_option("file", import_options->file, "The file; - reads standard input")
+      ->required();
   importer->add_flag("--no-wait", import_options->no_wait,
                      "Return once everything is stored; KV is computed by a later command");
   importer->footer(

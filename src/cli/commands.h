@@ -42,11 +42,10 @@ void AddEraseCommands(CLI::App& app, std::vector<Command>* commands);     // del
 void AddTransferCommands(CLI::App& app, std::vector<Command>* commands);  // export, import
 void AddChatCommand(CLI::App& app, std::vector<Command>* commands);
 void AddDoctorCommand(CLI::App& app, std::vector<Command>* commands);
-void AddStatusCommands(CLI::App& app, std::vector<Command>* commands);    // status, config
+void AddStatusCommands(CLI::App& app, std::vector<Command>* commands);  // status, config
 
-/// Waits until facts are embedded and encoded, with progress; Ctrl-C ends the waiting, the rest is done by
-/// the next command that loads the model.
-/// \return what is left.
+/// Waits until facts are embedded and encoded, with progress; Ctrl-C ends the waiting, the rest is
+/// done by the next command that loads the model. \return what is left.
 Result<PendingWork> WaitForEncoding(MemoryService& service);
 /// "12 facts wait for their KV: …", or empty when nothing waits.
 std::string PendingNote(const PendingWork& pending);

@@ -240,9 +240,9 @@ Status ReadTomlFile(const std::filesystem::path& path, LoadedConfig* loaded) {
                      [&](const ConfigOption& candidate) { return candidate.TomlKey() == name; });
     if (option == std::end(kOptions)) {
       const std::string near = NearestKey(name);
-      return InvalidArgument(where + ": no such option" +
-                             (near.empty() ? ": use one of " + AllKeys() : ": did you mean " + near +
-                                                                               "?"));
+      return InvalidArgument(
+          where + ": no such option" +
+          (near.empty() ? ": use one of " + AllKeys() : ": did you mean " + near + "?"));
     }
     const Result<std::string> text = TomlText(node);
     if (!text.ok()) {
@@ -339,8 +339,8 @@ Result<LoadedConfig> LoadConfig(const ConfigInputs& inputs) {
 
 Result<std::int64_t> ParseByteCount(std::string_view text) {
   double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number,
-                                            std::chars_format::fixed);
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
   std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
   double factor = 1;
   if (!unit.empty()) {
@@ -377,12 +377,14 @@ std::string ConfigurationMarkdown() {
   std::string text =
       "# Configuration\n"
       "\n"
-      "Every option can be given as a flag, an environment variable or a key of a TOML file. A flag\n"
+      "Every option can be given as a flag, an environment variable or a key of a TOML file. A "
+      "flag\n"
       "wins over the environment, the environment over the file, the file over the default.\n"
       "`inferscale config` prints the values in force and where each comes from.\n"
       "\n"
       "The file is the one of `--config`, else of `INFERSCALE_CONFIG`, else\n"
-      "`~/.config/inferscale/config.toml` if there is one. An unknown key or a bad value is an error\n"
+      "`~/.config/inferscale/config.toml` if there is one. An unknown key or a bad value is an "
+      "error\n"
       "that names the file and line. An empty environment variable counts as unset.\n"
       "\n"
       "| flag | environment | TOML key | default | value | what it does |\n"
@@ -393,9 +395,9 @@ std::string ConfigurationMarkdown() {
       shown = "models/" + shown.substr(kModelsPrefix.size()) + " in the cache";
     }
     text += "| `" + option.Flag() + "` | `" + option.Environment() + "` | `" + option.TomlKey() +
-            "` | " + (shown.empty() ? "" : "`" + shown + "`") + " | " + std::string(option.allowed) +
-            " | " + std::string(option.description) + (option.secret ? " Never printed." : "") +
-            " |\n";
+            "` | " + (shown.empty() ? "" : "`" + shown + "`") + " | " +
+            std::string(option.allowed) + " | " + std::string(option.description) +
+            (option.secret ? " Never printed." : "") + " |\n";
   }
   text +=
       "\n"

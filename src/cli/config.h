@@ -2,8 +2,9 @@
 #define INFERSCALE_CLI_CONFIG_H_
 
 /// \file config.h
-/// Config: every option of the program, from four sources, the later winning: built-in default, TOML
-/// file, environment, flag. One table (ConfigOptions) drives parsing, help and docs/configuration.md.
+/// Config: every option of the program, from four sources, the later winning: built-in default,
+/// TOML file, environment, flag. One table (ConfigOptions) drives parsing, help and
+/// docs/configuration.md.
 
 #include <cstdint>
 #include <filesystem>
@@ -20,17 +21,17 @@ namespace inferscale {
 
 struct Config {
   std::filesystem::path data_dir;
-  std::filesystem::path model;      ///< GGUF file
-  std::string embedder;             ///< GGUF file or http(s) URL
+  std::filesystem::path model;  ///< GGUF file
+  std::string embedder;         ///< GGUF file or http(s) URL
   std::string embedder_model, embedder_key;
   std::string extractor_url, extractor_model, extractor_key;
-  std::string extraction;           ///< "auto", "verbatim", "llm"
+  std::string extraction;  ///< "auto", "verbatim", "llm"
   std::string recipe;
   std::string codec;
   std::int32_t top_k = 0;
   std::int32_t context_tokens = 0;  ///< 0: fitted to memory
   std::int32_t parallel_sequences = 0;
-  std::int32_t threads = 0;         ///< 0: physical cores
+  std::int32_t threads = 0;  ///< 0: physical cores
   std::int32_t gpu_layers = 0;
   std::int64_t kv_host_bytes = 0, kv_file_bytes = 0;
   std::string log_level;
@@ -39,11 +40,11 @@ struct Config {
 
 /// One row of the table. Environment variable, flag and TOML key follow from the name.
 struct ConfigOption {
-  std::string_view name;           ///< "data-dir"
-  std::string_view default_text;   ///< in the form that `set` takes
-  std::string_view allowed;        ///< what a value may be, in words
+  std::string_view name;          ///< "data-dir"
+  std::string_view default_text;  ///< in the form that `set` takes
+  std::string_view allowed;       ///< what a value may be, in words
   std::string_view description;
-  bool secret = false;             ///< never printed
+  bool secret = false;                                     ///< never printed
   Status (*set)(Config& config, const std::string& text);  ///< the message says only what is wrong
   std::string (*get)(const Config& config);
 
@@ -66,8 +67,8 @@ struct LoadedConfig {
 };
 
 struct ConfigInputs {
-  std::map<std::string, std::string> flags;     ///< by option name
-  std::optional<std::string> file;              ///< of --config
+  std::map<std::string, std::string> flags;  ///< by option name
+  std::optional<std::string> file;           ///< of --config
   /// Value of an environment variable; unset or empty: none.
   std::function<std::optional<std::string>(const std::string&)> environment;
 };

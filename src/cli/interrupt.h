@@ -2,8 +2,8 @@
 #define INFERSCALE_CLI_INTERRUPT_H_
 
 /// \file interrupt.h
-/// InterruptScope: while it lives, Ctrl-C (SIGINT) and SIGTERM are counted instead of ending the process.
-/// System calls that wait return EINTR. One at a time.
+/// InterruptScope: while it lives, Ctrl-C (SIGINT) and SIGTERM are counted instead of ending the
+/// process. System calls that wait return EINTR. One at a time.
 
 #include <atomic>
 

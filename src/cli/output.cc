@@ -87,8 +87,9 @@ void PrintJson(const json& value) {
 
 void PrintError(const Status& status, bool as_json) {
   if (as_json) {
-    PrintJson({{"error",
-                {{"code", std::string(StatusCodeName(status.code()))}, {"message", status.message()}}}});
+    PrintJson(
+        {{"error",
+          {{"code", std::string(StatusCodeName(status.code()))}, {"message", status.message()}}}});
   } else {
     std::cout << std::flush;
     std::cerr << "inferscale: " << EscapeForTerminal(status.message()) << '\n';

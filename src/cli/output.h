@@ -16,9 +16,9 @@
 
 namespace inferscale {
 
-/// Text from outside for a terminal: control characters (C0, DEL, C1), line and paragraph separators
-/// and characters that reorder text become escapes like \n, \u{1b}; what is not UTF-8 becomes U+FFFD.
-/// \param keep_lines line feeds and tabs stay.
+/// Text from outside for a terminal: control characters (C0, DEL, C1), line and paragraph
+/// separators and characters that reorder text become escapes like \n, \u{1b}; what is not UTF-8
+/// becomes U+FFFD. \param keep_lines line feeds and tabs stay.
 std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 /// The same cut to about `characters`, ending in "…".
 std::string ShortForTerminal(std::string_view text, std::size_t characters);

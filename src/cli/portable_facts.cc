@@ -128,8 +128,9 @@ Result<std::vector<PortableFact>> ParseDocument(const json& document, const std:
     if (document.is_object() && document.contains(key)) items = &document[key];
   }
   if (!items->is_array()) {
-    return InvalidArgument(name + ": no facts: give JSON Lines of an export, or Mem0's "
-                                  "{\"results\": […]}");
+    return InvalidArgument(name +
+                           ": no facts: give JSON Lines of an export, or Mem0's "
+                           "{\"results\": […]}");
   }
   std::vector<PortableFact> facts;
   for (std::size_t i = 0; i < items->size(); ++i) {
@@ -153,8 +154,8 @@ Result<std::vector<PortableFact>> ParsePortableFacts(std::string_view content,
   if (content.starts_with(kByteOrderMark)) content.remove_prefix(kByteOrderMark.size());
   // Lines of objects are no JSON document unless there is just one.
   const json document = json::parse(content, nullptr, false);
-  const bool one_line_fact = document.is_object() && !document.contains("results") &&
-                             !document.contains("memories");
+  const bool one_line_fact =
+      document.is_object() && !document.contains("results") && !document.contains("memories");
   if (!document.is_discarded() && !one_line_fact) return ParseDocument(document, name);
   if (TrimWhitespace(content).starts_with('[')) {
     return InvalidArgument(name + ":" + std::to_string(ErrorLine(content)) +

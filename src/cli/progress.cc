@@ -46,7 +46,8 @@ std::string Progress::Estimate(Clock::time_point now, std::int64_t done) const {
   char text[64];
   std::snprintf(text, sizeof(text), rate < 10 ? ", %.1f/s" : ", %.0f/s", rate);
   std::string estimate = text;
-  if (done < total_) estimate += ", " + Duration(static_cast<double>(total_ - done) / rate) + " left";
+  if (done < total_)
+    estimate += ", " + Duration(static_cast<double>(total_ - done) / rate) + " left";
   return estimate;
 }
 
@@ -56,8 +57,8 @@ void Progress::Update(std::int64_t done) {
   // The end is always shown on a terminal, whose bar would stop short otherwise.
   if (now < next_ && !(terminal_ && done >= total_)) return;
   next_ = now + (terminal_ ? Clock::duration(kTerminalInterval) : Clock::duration(kLineInterval));
-  const std::string counts = verb_ + " " + std::to_string(done) + " of " + std::to_string(total_) + " " +
-                             unit_ + Estimate(now, done);
+  const std::string counts = verb_ + " " + std::to_string(done) + " of " + std::to_string(total_) +
+                             " " + unit_ + Estimate(now, done);
   if (!terminal_) {
     std::fprintf(stderr, "%s\n", counts.c_str());
   } else {

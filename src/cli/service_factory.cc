@@ -26,7 +26,8 @@ Status CheckModelFile(const fs::path& path, const std::string& what, const std::
   std::error_code error;
   if (fs::is_regular_file(path, error)) return OkStatus();
   if (fs::exists(path, error)) {
-    return InvalidArgument(what + " " + path.string() + " is not a file: pass a GGUF file with " + flag);
+    return InvalidArgument(what + " " + path.string() + " is not a file: pass a GGUF file with " +
+                           flag);
   }
   return NotFound(what + " " + path.string() + " is missing: run make demo once, or pass " + flag);
 }
@@ -48,9 +49,9 @@ Result<ChosenExtraction> ChooseExtraction(const Config& config, Catalog& catalog
   if (config.extraction == "verbatim") {
     chosen.reason = "verbatim, as configured";
   } else if (!config.extractor_url.empty()) {
-    INFERSCALE_ASSIGN_OR_RETURN(CompletionFunction complete,
-                                MakeEndpointCompletion(config.extractor_url, config.extractor_model,
-                                                       config.extractor_key));
+    INFERSCALE_ASSIGN_OR_RETURN(
+        CompletionFunction complete,
+        MakeEndpointCompletion(config.extractor_url, config.extractor_model, config.extractor_key));
     chosen.mode = ExtractionMode::kLlm;
     chosen.extractor = std::make_shared<LlmExtractor>(std::move(complete));
     chosen.reason = "llm, by the extraction server";
@@ -67,11 +68,13 @@ Result<ChosenExtraction> ChooseExtraction(const Config& config, Catalog& catalog
       chosen.mode = ExtractionMode::kLlm;
       chosen.reason = "llm, by the chat model, which passed doctor's check";
     } else {
-      chosen.reason = "verbatim: no extraction server, and the chat model has not passed doctor's check";
+      chosen.reason =
+          "verbatim: no extraction server, and the chat model has not passed doctor's check";
     }
   }
   // Also for --llm on a single command.
-  if (engine != nullptr) chosen.extractor = std::make_shared<LlmExtractor>(EngineCompletion(engine));
+  if (engine != nullptr)
+    chosen.extractor = std::make_shared<LlmExtractor>(EngineCompletion(engine));
   return chosen;
 }
 
@@ -90,8 +93,8 @@ Status CompleteErasures(const Config& config, Catalog& catalog) {
   std::unique_ptr<KvStore> store;
   std::error_code error;
   if (fs::exists(folder, error)) {
-    // Of no model: such a store returns no block, but erases those of all models. Without a budget, as
-    // nothing may be evicted on the way.
+    // Of no model: such a store returns no block, but erases those of all models. Without a budget,
+    // as nothing may be evicted on the way.
     KvStoreOptions options;
     options.folder = folder;
     options.host_budget_bytes = 0;
@@ -153,7 +156,8 @@ CompletionFunction EngineCompletion(std::shared_ptr<Engine> engine) {
     Sampling sampling;
     sampling.max_tokens = kExtractionTokens;
     if (engine->capabilities().grammar) sampling.grammar = grammar;
-    GenerationReport report = GenerateBlocking(*engine, std::move(composition), std::move(sampling));
+    GenerationReport report =
+        GenerateBlocking(*engine, std::move(composition), std::move(sampling));
     if (!report.status.ok()) return report.status;
     return std::move(report.text);
   };
@@ -174,8 +178,7 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
     INFERSCALE_RETURN_IF_ERROR(CheckModelFile(config.model, "the chat model", "--model"));
   }
   INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<Embedder> embedder, OpenEmbedder(config));
-  INFERSCALE_RETURN_IF_ERROR(
-      RememberIfChanged(*catalog, meta_names::kEmbedderId, embedder->id()));
+  INFERSCALE_RETURN_IF_ERROR(RememberIfChanged(*catalog, meta_names::kEmbedderId, embedder->id()));
   std::shared_ptr<Engine> engine;
   if (with_engine) {
     INFERSCALE_ASSIGN_OR_RETURN(engine, OpenEngine(config, folder));
@@ -185,8 +188,9 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
   OpenedService opened;
   opened.extraction_reason = std::move(chosen.reason);
   INFERSCALE_ASSIGN_OR_RETURN(
-      opened.service, MemoryService::Create(std::move(catalog), std::move(embedder), std::move(engine),
-                                            std::move(chosen.extractor), std::move(options)));
+      opened.service,
+      MemoryService::Create(std::move(catalog), std::move(embedder), std::move(engine),
+                            std::move(chosen.extractor), std::move(options)));
   if (with_engine) {
     INFERSCALE_RETURN_IF_ERROR(RememberIfChanged(opened.service->catalog(), meta_names::kEncodingId,
                                                  opened.service->encoding_id()));

@@ -22,9 +22,10 @@ namespace inferscale {
 
 /// Names of values that commands keep in the catalog.
 namespace meta_names {
-inline constexpr const char* kEncodingId = "cli.encoding_id";      ///< of the model last used
+inline constexpr const char* kEncodingId = "cli.encoding_id";  ///< of the model last used
 inline constexpr const char* kEmbedderId = "cli.embedder_id";
-inline constexpr const char* kExtractionCheck = "cli.extraction";  ///< fingerprint of the model that passed
+inline constexpr const char* kExtractionCheck =
+    "cli.extraction";  ///< fingerprint of the model that passed
 }  // namespace meta_names
 
 struct OpenedService {
@@ -32,7 +33,8 @@ struct OpenedService {
   std::string extraction_reason;  ///< why facts are made as they are, in words
 };
 
-/// The data folder alone: no model is loaded, nothing is encoded. kUnavailable: another process has it.
+/// The data folder alone: no model is loaded, nothing is encoded. kUnavailable: another process has
+/// it.
 Result<std::unique_ptr<Catalog>> OpenCatalog(const Config& config);
 
 /// Removes from the KV files what erasures took out of the catalog. Needs no model.
@@ -41,7 +43,8 @@ Status CompleteErasures(const Config& config, Catalog& catalog);
 Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config);
 LlamaEngineOptions EngineOptions(const Config& config, const std::filesystem::path& folder);
 /// The chat model, its KV in `folder`/kv.
-Result<std::shared_ptr<Engine>> OpenEngine(const Config& config, const std::filesystem::path& folder);
+Result<std::shared_ptr<Engine>> OpenEngine(const Config& config,
+                                           const std::filesystem::path& folder);
 
 /// A service on the configured data folder.
 /// \param with_engine false: no chat model is loaded; facts wait for their KV.

@@ -101,21 +101,23 @@ std::string At(const std::string& name, std::size_t line) {
   return name + ":" + std::to_string(line);
 }
 
-Status ParseMessages(std::string_view content, const std::string& name, const TurnDefaults& defaults,
-                     std::vector<Turn>* turns) {
+Status ParseMessages(std::string_view content, const std::string& name,
+                     const TurnDefaults& defaults, std::vector<Turn>* turns) {
   json document;
   try {
     document = json::parse(content);
   } catch (const json::parse_error& error) {
-    const auto end = content.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, content.size()));
+    const auto end =
+        content.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, content.size()));
     const auto line = static_cast<std::size_t>(std::count(content.begin(), end, '\n')) + 1;
     return InvalidArgument(At(name, line) + ": not JSON: give an array of messages");
   }
   const json* messages = &document;
   if (document.is_object() && document.contains("messages")) messages = &document["messages"];
   if (!messages->is_array()) {
-    return InvalidArgument(name + ": no messages: give an array of {\"role\", \"content\"}, or an "
-                                  "object that holds it as \"messages\"");
+    return InvalidArgument(name +
+                           ": no messages: give an array of {\"role\", \"content\"}, or an "
+                           "object that holds it as \"messages\"");
   }
   std::size_t index = 0;
   for (const json& message : *messages) {
@@ -129,8 +131,8 @@ Status ParseMessages(std::string_view content, const std::string& name, const Tu
   return OkStatus();
 }
 
-Status ParseJsonLines(std::string_view content, const std::string& name, const TurnDefaults& defaults,
-                      std::vector<Turn>* turns) {
+Status ParseJsonLines(std::string_view content, const std::string& name,
+                      const TurnDefaults& defaults, std::vector<Turn>* turns) {
   return ForEachLine(content, [&](std::string_view line, std::size_t number) -> Status {
     if (TrimWhitespace(line).empty()) return OkStatus();
     const json message = json::parse(line, nullptr, false);
@@ -236,7 +238,8 @@ Result<std::string> ReadInput(const std::string& path, std::size_t max_bytes) {
     if (count == 0) return content;
     if (count < 0) {
       if (errno == EINTR && !InterruptScope::Interrupted()) continue;
-      if (errno == EINTR) return Cancelled("interrupted while reading standard input; nothing was stored");
+      if (errno == EINTR)
+        return Cancelled("interrupted while reading standard input; nothing was stored");
       return StatusFromErrno("cannot read", "standard input", errno);
     }
     content.append(buffer, static_cast<std::size_t>(count));

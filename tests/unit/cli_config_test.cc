@@ -111,7 +111,7 @@ TEST_F(CliConfig, EveryOptionRefusesWhatItCannotBe) {
       {"data-dir", {""}},
       {"model", {""}},
       {"extraction", {"", "LLM", "auto "}},
-      {"recipe", {"", "primer:", "primer:x", "window"}},
+      {"recipe", {"", "primer:", "primer:x", "primers"}},
       {"codec", {"", "int3"}},
       {"top-k", {"", "-1", "1001", "1.5", " 3", "3 ", "99999999999"}},
       {"context-tokens", {"1", "255", "1048577"}},
@@ -153,11 +153,16 @@ TEST_F(CliConfig, HomeFolderIsPutIn) {
 }
 
 TEST(ByteCount, ReadsSizesWithUnits) {
-  const std::map<std::string, std::int64_t> sizes = {
-      {"0", 0},           {"1024", 1024},         {"4K", 4096},
-      {"500M", 500 << 20}, {"1G", std::int64_t{1} << 30}, {"1.5g", std::int64_t{3} << 29},
-      {"2GiB", std::int64_t{2} << 30}, {"2GB", std::int64_t{2} << 30}, {"1T", std::int64_t{1} << 40},
-      {"12B", 12}};
+  const std::map<std::string, std::int64_t> sizes = {{"0", 0},
+                                                     {"1024", 1024},
+                                                     {"4K", 4096},
+                                                     {"500M", 500 << 20},
+                                                     {"1G", std::int64_t{1} << 30},
+                                                     {"1.5g", std::int64_t{3} << 29},
+                                                     {"2GiB", std::int64_t{2} << 30},
+                                                     {"2GB", std::int64_t{2} << 30},
+                                                     {"1T", std::int64_t{1} << 40},
+                                                     {"12B", 12}};
   for (const auto& [text, bytes] : sizes) {
     const Result<std::int64_t> parsed = ParseByteCount(text);
     ASSERT_TRUE(parsed.ok()) << text;

@@ -39,10 +39,10 @@ TEST(TurnReader, ReadsMessagesWithEveryKindOfContent) {
 }
 
 TEST(TurnReader, ReadsJsonLinesAndNamesTheLineAtFault) {
-  const Result<ReadTurns> read =
-      Parse("{\"role\":\"user\",\"content\":\"a\",\"timestamp\":1746576000}\n\n"
-            "{\"role\":\"assistant\",\"content\":\"b\"}\r\n",
-            TurnFormat::kJsonLines);
+  const Result<ReadTurns> read = Parse(
+      "{\"role\":\"user\",\"content\":\"a\",\"timestamp\":1746576000}\n\n"
+      "{\"role\":\"assistant\",\"content\":\"b\"}\r\n",
+      TurnFormat::kJsonLines);
   ASSERT_TRUE(read.ok()) << read.status().ToString();
   ASSERT_EQ(read->turns.size(), 2u);
   EXPECT_EQ(FormatDate(read->turns[0].time_ms), "2025-05-07");
@@ -92,7 +92,8 @@ TEST(TurnReader, BlankInputIsNoTurn) {
   for (const char* blank : {"", "\n \n\t\n", "Anna:  \n", "\xEF\xBB\xBF", "# 2025-05-07\n"}) {
     const Result<ReadTurns> read = Parse(blank, TurnFormat::kPlainText);
     ASSERT_TRUE(read.ok());
-    for (const Turn& turn : read->turns) EXPECT_NE(turn.content.find_first_not_of(" \t"), std::string::npos);
+    for (const Turn& turn : read->turns)
+      EXPECT_NE(turn.content.find_first_not_of(" \t"), std::string::npos);
   }
   EXPECT_TRUE(Parse("[]", TurnFormat::kMessages)->turns.empty());
 }
@@ -137,13 +138,15 @@ TEST(PortableFacts, NamesWhatIsWrongAndWhere) {
     const auto facts = ParsePortableFacts(content, "f");
     return facts.ok() ? std::string() : facts.status().message();
   };
-  EXPECT_NE(error("{\"memory\":\"a\"}\n{\"memory\":\"\xE9\"}\n").find("f:2: not UTF-8"), std::string::npos);
+  EXPECT_NE(error("{\"memory\":\"a\"}\n{\"memory\":\"\xE9\"}\n").find("f:2: not UTF-8"),
+            std::string::npos);
   EXPECT_NE(error("{\"memory\":\"a\"}\nnonsense\n").find("f:2: not JSON"), std::string::npos);
   EXPECT_NE(error("{\"memory\":\"a\"}\n{\"id\":\"x\"}\n").find("f:2"), std::string::npos);
   EXPECT_NE(error("[{\"memory\":\"a\"},{\"memory\":3}]").find("item 1"), std::string::npos);
   EXPECT_NE(error("[\n{\"memory\":\"a\"\n").find("f:"), std::string::npos);
   EXPECT_NE(error("[{\"memory\":\"a\",\"metadata\":[]}]").find("metadata"), std::string::npos);
-  EXPECT_NE(error("[{\"memory\":\"a\",\"created_at\":\"soon\"}]").find("created_at"), std::string::npos);
+  EXPECT_NE(error("[{\"memory\":\"a\",\"created_at\":\"soon\"}]").find("created_at"),
+            std::string::npos);
   EXPECT_NE(error("[{\"memory\":\" \"}]").find("no text"), std::string::npos);
   EXPECT_NE(error("{\"facts\": 1, \"results\": 3}").find("no facts"), std::string::npos);
   EXPECT_NE(error(std::string(100000, '[')).find("nested"), std::string::npos);
