@@ -54,6 +54,29 @@ void AddGlobalFlags(CLI::App& app, GlobalFlags* flags) {
       ->group("Options of every command (docs/configuration.md)");
 }
 
+/// CLI11 takes values in brackets for lists, wherever they stand. A mark in front hides them from
+/// it.
+constexpr char kBracketMark = '\x1f';
+
+std::vector<std::string> MarkBrackets(int argc, const char* const* argv) {
+  std::vector<std::string> arguments(argv, argv + argc);
+  for (std::string& argument : arguments) {
+    if (argument.starts_with('[')) argument.insert(argument.begin(), kBracketMark);
+  }
+  return arguments;
+}
+
+void UnmarkBrackets(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_expected_max() == 0) continue;  // a flag
+    option->transform([](std::string text) {
+      if (text.starts_with(kBracketMark)) text.erase(0, 1);
+      return text;
+    });
+  }
+  for (CLI::App* command : app.get_subcommands({})) UnmarkBrackets(*command);
+}
+
 Config WithOverrides(Config config, const EvalServiceOptions& options) {
   if (!options.recipe.empty()) config.recipe = options.recipe;
   if (options.codec) config.codec = KvCodecName(*options.codec);
@@ -152,8 +175,13 @@ int Run(int argc, const char* const* argv) {
     for (CLI::App* nested : command.app->get_subcommands({})) nested->fallthrough();
   }
 
+  UnmarkBrackets(app);
+
+  const std::vector<std::string> arguments = MarkBrackets(argc, argv);
+  std::vector<const char*> pointers;
+  for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
   try {
-    app.parse(argc, argv);
+    app.parse(argc, pointers.data());
   } catch (const CLI::ParseError& error) {
     return Usage(app, error, argc, argv);
   }
@@ -168,6 +196,10 @@ int Run(int argc, const char* const* argv) {
 }
 
 }  // namespace
+
+CLI::Option* AddTexts(CLI::App& app, const std::string& name, const std::string& description) {
+  return app.add_option(name, description)->expected(0, 1 << 20)->allow_extra_args();
+}
 
 int RunCli(int argc, const char* const* argv) {
   // Nothing of ours throws; this is for libraries, and for memory that runs out.

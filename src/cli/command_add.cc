@@ -227,9 +227,7 @@ std::string PendingNote(const PendingWork& pending) {
 void AddIngestCommands(CLI::App& app, std::vector<Command>* commands) {
   auto options = std::make_shared<AddOptions>();
   CLI::App* add = app.add_subcommand("add", "Remember texts or a conversation");
-  add->add_option("text", options->texts, "What to remember; - reads standard input")
-      ->allow_extra_args(false)
-      ->expected(0, 1 << 20);
+  CLI::Option* texts = AddTexts(*add, "text", "What to remember; - reads standard input");
   add->add_option("-f,--file", options->file,
                   "A conversation: .json (OpenAI messages), .jsonl (a message a line), else text "
                   "(\"Name: text\" a line; a line with a date alone dates what follows)");
@@ -248,7 +246,10 @@ void AddIngestCommands(CLI::App& app, std::vector<Command>* commands) {
       "  inferscale add \"Anna moved to Lisbon in May.\" --date 2025-05-07\n"
       "  inferscale add --file conversation.json --user anna\n"
       "  git log --format=%s | inferscale add - --name me");
-  commands->push_back({add, [options](CliContext& context) { return Add(*options, context); }});
+  commands->push_back({add, [options, texts](CliContext& context) {
+                         options->texts = texts->results();
+                         return Add(*options, context);
+                       }});
 }
 
 }  // namespace inferscale

@@ -309,9 +309,7 @@ Result<int> Chat(const ChatOptions& options, CliContext& context) {
 void AddChatCommand(CLI::App& app, std::vector<Command>* commands) {
   auto options = std::make_shared<ChatOptions>();
   CLI::App* chat = app.add_subcommand("chat", "Ask the model, with memories in its cache");
-  chat->add_option("message", options->words, "One message; without it, a conversation")
-      ->allow_extra_args(false)
-      ->expected(0, 1 << 20);
+  CLI::Option* words = AddTexts(*chat, "message", "One message; without it, a conversation");
   CLI::Option* text =
       chat->add_flag("--text", options->text, "Serve memories as text, for comparison");
   chat->add_flag("--off", options->off, "Without memories")->excludes(text);
@@ -324,7 +322,10 @@ void AddChatCommand(CLI::App& app, std::vector<Command>* commands) {
       ->check(CLI::Range(0.0, 5.0));
   chat->footer(
       "Examples:\n  inferscale chat\n  inferscale chat \"Where does Anna live?\" --top-k 50");
-  commands->push_back({chat, [options](CliContext& context) { return Chat(*options, context); }});
+  commands->push_back({chat, [options, words](CliContext& context) {
+                         options->words = words->results();
+                         return Chat(*options, context);
+                       }});
 }
 
 }  // namespace inferscale

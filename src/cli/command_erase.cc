@@ -105,13 +105,13 @@ CLI::App* AddErase(CLI::App& app, const Verb& verb, const char* description,
                    std::vector<Command>* commands) {
   auto options = std::make_shared<EraseOptions>();
   CLI::App* erase = app.add_subcommand(verb.name, description);
-  erase->add_option("id", options->ids, "Ids of memories")
-      ->allow_extra_args(false)
-      ->expected(0, 1 << 20);
+  CLI::Option* ids = AddTexts(*erase, "id", "Ids of memories");
   erase->add_flag("--all", options->all, "Everything of the user");
   erase->add_flag("-y,--yes", options->yes, "Do not ask");
-  commands->push_back(
-      {erase, [options, &verb](CliContext& context) { return Erase(verb, *options, context); }});
+  commands->push_back({erase, [options, ids, &verb](CliContext& context) {
+                         options->ids = ids->results();
+                         return Erase(verb, *options, context);
+                       }});
   return erase;
 }
 

@@ -238,18 +238,17 @@ Result<int> Show(const ReadOptions& options, CliContext& context) {
 void AddReadCommands(CLI::App& app, std::vector<Command>* commands) {
   auto search_options = std::make_shared<ReadOptions>();
   CLI::App* search = app.add_subcommand("search", "Find memories by meaning and words");
-  search->add_option("query", search_options->words, "What to look for")
-      ->allow_extra_args(false)
-      ->expected(1, 1 << 20)
-      ->required();
+  CLI::Option* words = AddTexts(*search, "query", "What to look for")->required();
   search->add_option("--threshold", search_options->threshold, "Least similarity, 0 to 1")
       ->check(CLI::Range(0.0, 1.0));
   search->add_option("--filter", search_options->filter, "Metadata filter in Mem0's JSON form");
   search->add_flag("--expired", search_options->expired,
                    "Also memories past their expiration date");
   search->footer("Example:\n  inferscale search \"where does Anna live\" --top-k 5");
-  commands->push_back(
-      {search, [search_options](CliContext& context) { return Search(*search_options, context); }});
+  commands->push_back({search, [search_options, words](CliContext& context) {
+                         search_options->words = words->results();
+                         return Search(*search_options, context);
+                       }});
 
   auto list_options = std::make_shared<ReadOptions>();
   CLI::App* list = app.add_subcommand("list", "List memories, newest first");

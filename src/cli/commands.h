@@ -44,6 +44,10 @@ void AddChatCommand(CLI::App& app, std::vector<Command>* commands);
 void AddDoctorCommand(CLI::App& app, std::vector<Command>* commands);
 void AddStatusCommands(CLI::App& app, std::vector<Command>* commands);  // status, config
 
+/// A positional argument of any number of texts, each taken as it stands: read with results(),
+/// because CLI11's own conversion would take "[a, b]" apart and drop "{}".
+CLI::Option* AddTexts(CLI::App& app, const std::string& name, const std::string& description);
+
 /// Waits until facts are embedded and encoded, with progress; Ctrl-C ends the waiting, the rest is
 /// done by the next command that loads the model. \return what is left.
 Result<PendingWork> WaitForEncoding(MemoryService& service);
