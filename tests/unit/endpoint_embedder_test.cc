@@ -112,7 +112,8 @@ TEST(EndpointEmbedder, CutsLongTextsAndRepairsBrokenOnes) {
   std::vector<std::string> seen;
   HttpServer server([&](const HttpExchange& exchange) {
     std::lock_guard lock(mutex);
-    for (const json& text : json::parse(exchange.body)["input"]) seen.push_back(text);
+    const json request = json::parse(exchange.body);
+    for (const json& text : request["input"]) seen.push_back(text);
     return GoodReply(exchange);
   });
   auto embedder = EndpointEmbedder::Create(Spec(server));
