@@ -10,6 +10,7 @@ namespace inferscale {
 namespace {
 
 constexpr std::chrono::milliseconds kTerminalInterval{100};
+constexpr std::chrono::seconds kFirstLine{1};
 constexpr std::chrono::seconds kLineInterval{3};
 constexpr std::int64_t kBarWidth = 30;
 
@@ -32,7 +33,8 @@ Progress::Progress(std::string verb, std::string unit, std::int64_t total)
       total_(total),
       terminal_(isatty(STDERR_FILENO) == 1),
       start_(Clock::now()),
-      next_(start_) {}
+      // A second's work needs no line in a log.
+      next_(start_ + (terminal_ ? Clock::duration::zero() : Clock::duration(kFirstLine))) {}
 
 Progress::~Progress() {
   if (terminal_ && drawn_) std::fputc('\n', stderr);

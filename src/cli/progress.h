@@ -7,8 +7,8 @@
 
 namespace inferscale {
 
-/// Progress of long work on stderr: a bar with rate and time left on a terminal, else a line at the
-/// start and every few seconds. Not thread-safe.
+/// Progress of long work on stderr: a bar with rate and time left on a terminal, else a line
+/// every few seconds. Not thread-safe.
 class Progress {
  public:
   /// \param verb "stored"; \param unit "turns".

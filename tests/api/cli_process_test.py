@@ -88,22 +88,25 @@ class Interrupted(CliTest):
         done = self.json_of("add", "One more.")
         self.assertEqual(done["pending_encodings"], 0)
         self.assertEqual(len(self.kv_files()), len(stored) + 1)
-        answer = self.json_of("chat", "Where did I buy the vase?", "--max-tokens", "2")
+        answer = self.json_of("chat", "Where did I buy the vase?", "--max-tokens", "2",
+                              "--top-k", "5")
         self.assertGreater(answer["injected_tokens"], 0)
         self.assertEqual(answer["fallbacks"], [])
 
     def test_kill_in_the_middle_of_encoding(self):
-        self.source.write_text("\n".join(self.expected[:200]) + "\n")
+        # One batch: stored whole before any of it is encoded.
+        count = 32
+        self.source.write_text("".join(f"Anna: {text}\n" for text in self.expected[:count]))
         process = self.start("add", "--file", str(self.source))
         self.wait_for(lambda: len(self.kv_files()) > 5, process)
         process.kill()
         process.communicate()
-        self.assertEqual(len(self.texts()), 200)
+        self.assertEqual(len(self.texts()), count)
         leftovers = [path for path in (self.data / "kv").rglob("*")
                      if path.is_file() and path.suffix != ".kvb"]
         done = self.json_of("add", "One more.")
         self.assertEqual(done["pending_encodings"], 0)
-        self.assertEqual(len(self.kv_files()), 201)
+        self.assertEqual(len(self.kv_files()), count + 1)
         self.assertFalse([path for path in leftovers if path.exists()])
 
     def test_ctrl_c_while_encoding_ends_the_waiting_alone(self):

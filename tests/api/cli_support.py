@@ -1,5 +1,7 @@
 """Runs the built program as a user would: its own data folder, one thread, a tiny model."""
 
+import hashlib
+import http.server
 import json
 import os
 import pathlib
@@ -8,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -101,6 +104,42 @@ class CliTest(unittest.TestCase):
             self.assertIsNone(process.poll(), "the program ended too early")
             self.assertLess(time.monotonic(), end, "the program takes too long")
             time.sleep(0.02)
+
+
+class FakeEmbedder(http.server.ThreadingHTTPServer):
+    """An OpenAI-compatible server whose vectors are hashes: for tests of thousands of texts."""
+
+    daemon_threads = True
+
+    def __init__(self, test):
+        super().__init__(("127.0.0.1", 0), FakeEmbedderHandler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        test.addCleanup(self.server_close)
+        test.addCleanup(self.shutdown)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.requests = 0
+        test.environment["INFERSCALE_EMBEDDER"] = self.url
+        test.environment["INFERSCALE_EMBEDDER_MODEL"] = "fake"
+
+
+class FakeEmbedderHandler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.server.requests += 1
+        texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+        vectors = [[byte - 127.5 for byte in hashlib.sha256(text.encode()).digest()] for text in texts]
+        body = json.dumps({
+            "object": "list",
+            "data": [{"object": "embedding", "index": i, "embedding": vector}
+                     for i, vector in enumerate(vectors)],
+        }).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
 
 
 def write_turns(path, count):
