@@ -6,7 +6,7 @@ import pathlib
 import unittest
 
 import cli_support
-from cli_support import CliTest
+from cli_support import CliTest, FakeServer
 
 COMMANDS = [
     "demo", "add", "search", "list", "show", "delete", "forget", "rename", "export", "import",
@@ -168,6 +168,41 @@ class Memories(CliTest):
     def found_in_files(self, word):
         return any(word.encode() in path.read_bytes()
                    for path in self.data.rglob("*") if path.is_file())
+
+
+class Extraction(CliTest):
+    def test_an_extraction_server_makes_auto_mean_llm(self):
+        def complete(messages):
+            text = "Anna lives in Lisbon." if "Lisbon" in messages[-1]["content"] else ""
+            facts = [{"text": text, "name": "Anna", "contradicts": []}] if text else []
+            return "Sure!\n```json\n" + json.dumps({"facts": facts}) + "\n```"
+
+        server = FakeServer(self, complete)
+        self.environment["INFERSCALE_EXTRACTOR_KEY"] = "hunter2"
+        source = self.home / "chat.txt"
+        source.write_text("Anna: Guess what, I am in Lisbon for good now!\nAnna: Good morning!\n")
+        added = self.json_of("add", "--file", str(source), "--no-wait")
+        self.assertIn("llm", added["extraction"])
+        self.assertEqual([fact["memory"] for fact in added["facts"]], ["Anna lives in Lisbon."])
+        self.assertEqual(added["facts"][0]["name"], "Anna")
+        shown = self.json_of("show", added["facts"][0]["id"])
+        self.assertIn("for good", shown["source_turns"][0]["content"])
+        asked = [headers for path, headers in server.requests if path.endswith("/chat/completions")]
+        self.assertEqual({headers["Authorization"] for headers in asked}, {"Bearer hunter2"})
+
+        verbatim = self.json_of("add", "I am in Lisbon.", "--verbatim", "--no-wait")
+        self.assertEqual(verbatim["facts"][0]["memory"], "I am in Lisbon.")
+        self.assertIn("verbatim", verbatim["extraction"])
+
+    def test_an_extraction_server_that_is_away_loses_nothing_silently(self):
+        FakeServer(self, lambda messages: "")
+        self.environment["INFERSCALE_EXTRACTOR_URL"] = "http://127.0.0.1:9/v1"
+        self.environment["INFERSCALE_EXTRACTOR_KEY"] = "hunter2"
+        error = self.error_of("add", "I am in Lisbon.", "--no-wait")
+        self.assertEqual(error["code"], "unavailable")
+        self.assertIn("127.0.0.1:9", error["message"])
+        self.assertNotIn("hunter2", error["message"])
+        self.assertEqual(self.texts(), [])
 
 
 class Transfer(CliTest):

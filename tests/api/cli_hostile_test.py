@@ -9,7 +9,7 @@ import string
 import unittest
 
 import cli_support
-from cli_support import TINY_MODEL, CliTest, FakeEmbedder
+from cli_support import TINY_MODEL, CliTest, FakeServer
 
 
 class Texts(CliTest):
@@ -55,7 +55,7 @@ class Texts(CliTest):
         self.assertNotIn("\x1b", output)
 
     def test_a_megabyte_is_stored_in_pieces(self):
-        embedder = FakeEmbedder(self)
+        server = FakeServer(self)
         sentence = "Anna walked along the river for hours and hours on day {}. "
         text = "".join(sentence.format(i) for i in range(1 << 15))[: 1 << 20]
         source = self.home / "big.jsonl"
@@ -64,7 +64,7 @@ class Texts(CliTest):
         self.assertGreater(added["added"], 1000)
         self.assertEqual(added["pending_embeddings"], 0)
         self.assertTrue(all(len(fact["memory"]) <= 600 for fact in added["facts"]))
-        self.assertGreater(embedder.requests, 0)
+        self.assertGreater(len(server.requests), 0)
         first = self.json_of("search", "the river on day 77", "--top-k", "1")["results"]
         self.assertEqual(len(first), 1)
 

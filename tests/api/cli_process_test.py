@@ -40,6 +40,17 @@ class Processes(CliTest):
         self.assertEqual(holder.wait(timeout=60), 0)
 
 
+    def test_ctrl_c_cancels_a_long_answer(self):
+        process = self.start("chat", "hello", "--max-tokens", "1900", bufsize=0)
+        self.addCleanup(process.communicate)
+        said = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        said += process.stdout.read()
+        self.assertEqual(process.wait(timeout=60), 1)
+        self.assertIn(b"cancelled", said)
+        self.assertIn(b"computed", said)
+
+
 class Interrupted(CliTest):
     TURNS = 1500
 

@@ -106,32 +106,40 @@ class CliTest(unittest.TestCase):
             time.sleep(0.02)
 
 
-class FakeEmbedder(http.server.ThreadingHTTPServer):
-    """An OpenAI-compatible server whose vectors are hashes: for tests of thousands of texts."""
+class FakeServer(http.server.ThreadingHTTPServer):
+    """OpenAI-compatible, for tests of thousands of texts: vectors are hashes, and an answer is what
+    `complete(messages)` returns."""
 
     daemon_threads = True
 
-    def __init__(self, test):
-        super().__init__(("127.0.0.1", 0), FakeEmbedderHandler)
+    def __init__(self, test, complete=None):
+        super().__init__(("127.0.0.1", 0), FakeServerHandler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
         test.addCleanup(self.server_close)
         test.addCleanup(self.shutdown)
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        self.requests = 0
-        test.environment["INFERSCALE_EMBEDDER"] = self.url
+        self.complete = complete
+        self.requests = []
+        url = f"http://127.0.0.1:{self.server_port}/v1"
+        test.environment["INFERSCALE_EMBEDDER"] = url
         test.environment["INFERSCALE_EMBEDDER_MODEL"] = "fake"
+        if complete:
+            test.environment["INFERSCALE_EXTRACTOR_URL"] = url
+            test.environment["INFERSCALE_EXTRACTOR_MODEL"] = "fake"
 
 
-class FakeEmbedderHandler(http.server.BaseHTTPRequestHandler):
+class FakeServerHandler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
-        self.server.requests += 1
-        texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-        vectors = [[byte - 127.5 for byte in hashlib.sha256(text.encode()).digest()] for text in texts]
-        body = json.dumps({
-            "object": "list",
-            "data": [{"object": "embedding", "index": i, "embedding": vector}
-                     for i, vector in enumerate(vectors)],
-        }).encode()
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append((self.path, dict(self.headers)))
+        if self.path.endswith("/embeddings"):
+            digests = [hashlib.sha256(text.encode()).digest() for text in request["input"]]
+            answer = {"data": [{"index": i, "embedding": [byte - 127.5 for byte in digest]}
+                               for i, digest in enumerate(digests)]}
+        else:
+            text = self.server.complete(request["messages"])
+            answer = {"choices": [{"index": 0, "finish_reason": "stop",
+                                   "message": {"role": "assistant", "content": text}}]}
+        body = json.dumps(answer).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
