@@ -178,7 +178,8 @@ struct EncodeCost {
 
 /// Encodes a handful of facts in a folder of its own.
 EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
-                         std::shared_ptr<Embedder> embedder, std::shared_ptr<Engine> engine) {
+                         std::shared_ptr<Embedder> embedder,
+                         const std::shared_ptr<Engine>& engine) {
   EncodeCost cost;
   cost.check.name = "encoding";
   const auto failed = [&](const Status& status) {

@@ -1,6 +1,7 @@
 #include "cli/progress.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -15,7 +16,7 @@ constexpr std::chrono::seconds kLineInterval{3};
 constexpr std::int64_t kBarWidth = 30;
 
 std::string Duration(double seconds) {
-  const auto whole = static_cast<long long>(std::min(seconds, 1e9) + 0.5);
+  const auto whole = std::llround(std::min(seconds, 1e9));
   char text[32];
   if (whole < 60) {
     std::snprintf(text, sizeof(text), "%lld s", whole);

@@ -194,6 +194,31 @@ class Extraction(CliTest):
         self.assertEqual(verbatim["facts"][0]["memory"], "I am in Lisbon.")
         self.assertIn("verbatim", verbatim["extraction"])
 
+    def test_a_contradicting_fact_supersedes_and_survives_export(self):
+        def complete(messages):
+            said = messages[-1]["content"]
+            city = "Porto" if "Porto" in said else "Lisbon"
+            return json.dumps({"facts": [{"text": f"Anna lives in {city}.", "name": "Anna",
+                                          "contradicts": [0] if city == "Porto" else []}]})
+
+        FakeServer(self, complete)
+        old = self.json_of("add", "Anna lives in Lisbon these days.", "--no-wait")["facts"][0]
+        new = self.json_of("add", "Since May Anna lives in Porto.", "--no-wait")["facts"][0]
+        hits = self.json_of("search", "where does Anna live")["results"]
+        self.assertEqual([hit["id"] for hit in hits], [new["id"]])
+        shown = self.json_of("show", old["id"])
+        self.assertEqual(shown["superseded_by"], new["id"])
+        self.assertEqual([entry["event"] for entry in shown["history"]], ["ADD", "SUPERSEDE"])
+        output, _ = self.run_cli("list")
+        self.assertIn("[superseded]", output)
+
+        exported, _ = self.run_cli("export")
+        self.environment["INFERSCALE_DATA_DIR"] = str(self.home / "other")
+        self.assertEqual(self.json_of("import", "-", "--no-wait", stdin=exported)["added"], 2)
+        self.assertEqual(self.json_of("show", old["id"])["superseded_by"], new["id"])
+        hits = self.json_of("search", "where does Anna live")["results"]
+        self.assertEqual([hit["id"] for hit in hits], [new["id"]])
+
     def test_an_extraction_server_that_is_away_loses_nothing_silently(self):
         FakeServer(self, lambda messages: "")
         self.environment["INFERSCALE_EXTRACTOR_URL"] = "http://127.0.0.1:9/v1"
