@@ -114,10 +114,11 @@ void StoreEmbedding(Connection& connection, std::int64_t row, std::int64_t embed
 }
 
 void AddHistory(Connection& connection, const HistoryEvent& event) {
-  Query query(connection,
-              "INSERT INTO history(id, fact_id, scope_id, old_text, new_text, event, actor_id, role, "
-              "created_at_ms, updated_at_ms, is_deleted, other_fact_id) "
-              "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+  Query query(
+      connection,
+      "INSERT INTO history(id, fact_id, scope_id, old_text, new_text, event, actor_id, role, "
+      "created_at_ms, updated_at_ms, is_deleted, other_fact_id) "
+      "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
   query.Bind(NewUuid())
       .Bind(event.fact->id)
       .Bind(event.fact->scope_id)
@@ -182,8 +183,9 @@ void TakeKvOfFact(Connection& connection, std::int64_t fact_row, std::vector<KvK
 }
 
 void TakeKvThatSaw(Connection& connection, std::string_view saw, std::vector<KvKey>& keys) {
-  Query records(connection,
-                "SELECT id, key FROM kv_records WHERE id IN (SELECT record FROM kv_saw WHERE saw = ?)");
+  Query records(
+      connection,
+      "SELECT id, key FROM kv_records WHERE id IN (SELECT record FROM kv_saw WHERE saw = ?)");
   records.Bind(saw);
   TakeKv(connection, records, keys);
 }

@@ -51,7 +51,7 @@ void StoreEmbedding(Connection& connection, std::int64_t row, std::int64_t embed
 
 struct HistoryEvent {
   const char* event = "";
-  const Fact* fact = nullptr;               ///< id, scope, actor and role
+  const Fact* fact = nullptr;  ///< id, scope, actor and role
   std::optional<std::string> old_text, new_text;
   TimeMs created_at_ms = 0, updated_at_ms = 0;
   bool is_deleted = false;

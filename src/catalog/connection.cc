@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include <sqlite3.h>
 
@@ -24,8 +25,8 @@ int OpenFlags(Connection::Access access) {
 }  // namespace
 
 Connection::Connection(const std::filesystem::path& file, Access access)
-    : database_(std::make_unique<SQLite::Database>(file.string(), OpenFlags(access),
-                                                   kBusyTimeoutMs)) {
+    : database_(
+          std::make_unique<SQLite::Database>(file.string(), OpenFlags(access), kBusyTimeoutMs)) {
   sqlite3_extended_result_codes(database_->getHandle(), 1);
   sqlite3_db_config(database_->getHandle(), SQLITE_DBCONFIG_DQS_DML, 0, nullptr);
   // The temporary database of VACUUM holds every text: it stays in memory.
@@ -42,7 +43,10 @@ std::int64_t Connection::Changes() { return sqlite3_changes64(database_->getHand
 
 bool Connection::InTransaction() { return sqlite3_get_autocommit(database_->getHandle()) == 0; }
 
-int Connection::SystemError() { return sqlite3_system_errno(database_->getHandle()); }
+int Connection::SystemError() {
+  const int noted = std::exchange(noted_error_, 0);
+  return noted != 0 ? noted : sqlite3_system_errno(database_->getHandle());
+}
 
 std::unique_ptr<SQLite::Statement> Connection::Take(std::string_view sql) {
   const auto found = idle_.find(sql);
@@ -131,7 +135,15 @@ Transaction::~Transaction() {
   if (connection_.InTransaction()) connection_.database().tryExec("ROLLBACK");
 }
 
-void Transaction::Commit() { connection_.Execute("COMMIT"); }
+void Transaction::Commit() {
+  errno = 0;
+  try {
+    connection_.Execute("COMMIT");
+  } catch (const SQLite::Exception&) {
+    connection_.NoteSystemError(errno);
+    throw;
+  }
+}
 
 Status StatusFromSqlite(const SQLite::Exception& error, const std::filesystem::path& file,
                         int system_error) {
@@ -147,17 +159,20 @@ Status StatusFromSqlite(const SQLite::Exception& error, const std::filesystem::p
     case SQLITE_PERM:
       return FailedPrecondition(what + "; make the file and its folder writable for this user");
     case SQLITE_CANTOPEN:
-      return FailedPrecondition(what + "; check that the folder exists, that this user may write "
-                                       "in it and that files can still be opened");
+      return FailedPrecondition(what +
+                                "; check that the folder exists, that this user may write "
+                                "in it and that files can still be opened");
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
       return Unavailable(what + "; another program uses this database: close it and try again");
     case SQLITE_NOTADB:
-      return FailedPrecondition(what + "; this is no catalog, and it was left as it is: restore it "
-                                       "from a backup or move it away to start empty");
+      return FailedPrecondition(what +
+                                "; this is no catalog, and it was left as it is: restore it "
+                                "from a backup or move it away to start empty");
     case SQLITE_CORRUPT:
-      return DataLoss(what + "; the file is damaged, and it was left as it is: restore it from a "
-                             "backup, or save what `sqlite3 catalog.db .recover` still reads");
+      return DataLoss(what +
+                      "; the file is damaged, and it was left as it is: restore it from a "
+                      "backup, or save what `sqlite3 catalog.db .recover` still reads");
     case SQLITE_IOERR:
       if (system_error == ENOSPC || system_error == EFBIG || system_error == EDQUOT) {
         return ResourceExhausted(what + " (" + std::strerror(system_error) +

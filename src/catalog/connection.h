@@ -40,6 +40,8 @@ class Connection {
   bool InTransaction();
   /// errno of the last failed system call below SQLite.
   int SystemError();
+  /// For a failing COMMIT, of which SQLite does not keep it.
+  void NoteSystemError(int error) { noted_error_ = error; }
 
  private:
   friend class Query;
@@ -49,6 +51,7 @@ class Connection {
   // Declared before the statements: these must be finalised first.
   std::unique_ptr<SQLite::Database> database_;
   std::map<std::string, std::vector<std::unique_ptr<SQLite::Statement>>, std::less<>> idle_;
+  int noted_error_ = 0;
 };
 
 /// One execution of a statement, prepared once a connection unless its text is kOneOff.
@@ -96,7 +99,8 @@ class Query {
   int next_ = 1;
 };
 
-/// Rolls back unless committed. `mode` "IMMEDIATE" for writing, "DEFERRED" for one snapshot of reads.
+/// Rolls back unless committed. `mode` "IMMEDIATE" for writing, "DEFERRED" for one snapshot of
+/// reads.
 class Transaction {
  public:
   Transaction(Connection& connection, const char* begin);

@@ -10,8 +10,9 @@ namespace {
 Status CheckUpdate(const FactUpdate& update) {
   if (!update.text && !update.metadata_json && !update.expiration_date && !update.event_time_ms &&
       !update.name) {
-    return InvalidArgument("the update changes nothing: give a text, metadata, expiration date, "
-                           "event time or name");
+    return InvalidArgument(
+        "the update changes nothing: give a text, metadata, expiration date, "
+        "event time or name");
   }
   if (update.text) INFERSCALE_RETURN_IF_ERROR(CheckFactText(*update.text));
   if (update.expiration_date) {
@@ -55,7 +56,8 @@ void RemoveAllFacts(Connection& connection, ScopeId scope, TimeMs now, std::vect
   }
   facts.Reset();
 
-  Query(connection, "DELETE FROM keywords WHERE rowid IN (SELECT row FROM facts WHERE scope_id = ?)")
+  Query(connection,
+        "DELETE FROM keywords WHERE rowid IN (SELECT row FROM facts WHERE scope_id = ?)")
       .Bind(scope)
       .Run();
   Query(connection, "DELETE FROM facts WHERE scope_id = ?").Bind(scope).Run();

@@ -1,5 +1,6 @@
 #include "catalog/filter.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
@@ -20,6 +21,9 @@ constexpr std::size_t kMaxJsonBytes = std::size_t{1} << 20;
 constexpr int kMaxDepth = 16;
 constexpr int kMaxJsonDepth = 3 * kMaxDepth;
 constexpr int kMaxConditions = 256;
+// SQLite's parser holds at most 100 symbols; a condition of ours and the query around take up
+// to 45.
+constexpr int kMaxPending = 50;
 constexpr std::size_t kMaxBindings = 10000;
 // SQLite refuses expressions nested deeper than 1,000; lists of alternatives nest.
 constexpr std::size_t kMaxAlternatives = 256;
@@ -53,6 +57,16 @@ Result<Json> ParseStrictly(std::string_view text) {
   return json;
 }
 
+bool IsLogic(const std::string& key) { return key == "AND" || key == "OR" || key == "NOT"; }
+
+bool IsNested(const Json& object) {
+  if (!object.is_object()) return false;
+  for (const auto& [key, value] : object.items()) {
+    if (IsLogic(key)) return true;
+  }
+  return object.size() > 1;
+}
+
 class Compiler {
  public:
   explicit Compiler(Filter::Sql& sql) : sql_(sql) {}
@@ -62,13 +76,33 @@ class Compiler {
 
  private:
   Status AppendList(const std::string& word, const Json& list, int depth);
+  Status AppendMember(const std::string& key, const Json& value, int depth);
   Status AppendMetadataObject(const Json& object);
   Status AppendField(const FilterField& field, const Json& value);
   Status AppendCondition(const FilterField& field, FilterOperator op, const Json& value);
+  /// Appends parts in parentheses, joined. `append` appends part `i`.
+  template <typename Append>
+  Status AppendJoined(const char* join, std::size_t count, Append&& append);
 
   Filter::Sql& sql_;
   int conditions_ = 0;
+  int pending_ = 0;  ///< symbols that SQLite's parser holds while it reads what comes next
 };
+
+template <typename Append>
+Status Compiler::AppendJoined(const char* join, std::size_t count, Append&& append) {
+  if (count == 1) return append(0);
+  sql_.condition += "(";
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i > 0) sql_.condition += join;
+    const int held = i == 0 ? 1 : 3;  // "(", then also what is before and the word between
+    pending_ += held;
+    INFERSCALE_RETURN_IF_ERROR(append(i));
+    pending_ -= held;
+  }
+  sql_.condition += ")";
+  return OkStatus();
+}
 
 Status Compiler::AppendObject(const Json& object, int depth) {
   if (depth > kMaxDepth) {
@@ -79,41 +113,42 @@ Status Compiler::AppendObject(const Json& object, int depth) {
     return InvalidArgument("AND, OR and NOT take lists of objects, such as [{\"city\": \"Rome\"}]");
   }
   if (object.empty()) return InvalidArgument("the filter has an empty condition {}");
-  sql_.condition += "(";
-  bool first = true;
-  for (const auto& [key, value] : object.items()) {
-    if (!std::exchange(first, false)) sql_.condition += " AND ";
-    if (key == "AND" || key == "OR" || key == "NOT") {
-      INFERSCALE_RETURN_IF_ERROR(AppendList(key, value, depth));
-    } else if (key == "metadata") {
-      INFERSCALE_RETURN_IF_ERROR(AppendMetadataObject(value));
-    } else {
-      INFERSCALE_ASSIGN_OR_RETURN(const FilterField field, FilterField::Named(key));
-      INFERSCALE_RETURN_IF_ERROR(AppendField(field, value));
-    }
-  }
-  sql_.condition += ")";
-  return OkStatus();
+  // What is nested comes first: the parser then holds least.
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : object.items()) keys.push_back(key);
+  std::stable_partition(keys.begin(), keys.end(), IsLogic);
+  return AppendJoined(" AND ", keys.size(), [&](std::size_t i) {
+    return AppendMember(keys[i], object.at(keys[i]), depth);
+  });
+}
+
+Status Compiler::AppendMember(const std::string& key, const Json& value, int depth) {
+  if (IsLogic(key)) return AppendList(key, value, depth);
+  if (key == "metadata") return AppendMetadataObject(value);
+  INFERSCALE_ASSIGN_OR_RETURN(const FilterField field, FilterField::Named(key));
+  return AppendField(field, value);
 }
 
 Status Compiler::AppendList(const std::string& word, const Json& list, int depth) {
-  const bool single = word == "NOT" && list.is_object();
-  if (!single && (!list.is_array() || list.empty())) {
+  std::vector<const Json*> items;
+  if (word == "NOT" && list.is_object()) {
+    items.push_back(&list);
+  } else if (list.is_array()) {
+    for (const Json& item : list) items.push_back(&item);
+  }
+  if (items.empty()) {
     return InvalidArgument("'" + word + "' takes a list of at least one condition");
   }
+  std::stable_partition(items.begin(), items.end(),
+                        [](const Json* item) { return IsNested(*item); });
   // NOT: none of them holds.
-  sql_.condition += word == "NOT" ? "NOT (" : "(";
-  const char* join = word == "AND" ? " AND " : " OR ";
-  if (single) {
-    INFERSCALE_RETURN_IF_ERROR(AppendObject(list, depth + 1));
-  } else {
-    bool first = true;
-    for (const Json& item : list) {
-      if (!std::exchange(first, false)) sql_.condition += join;
-      INFERSCALE_RETURN_IF_ERROR(AppendObject(item, depth + 1));
-    }
-  }
-  sql_.condition += ")";
+  if (word == "NOT") sql_.condition += "NOT (";
+  pending_ += 2;
+  INFERSCALE_RETURN_IF_ERROR(
+      AppendJoined(word == "AND" ? " AND " : " OR ", items.size(),
+                   [&](std::size_t i) { return AppendObject(*items[i], depth + 1); }));
+  pending_ -= 2;
+  if (word == "NOT") sql_.condition += ")";
   return OkStatus();
 }
 
@@ -125,19 +160,18 @@ Status Compiler::AppendMetadataObject(const Json& object) {
   if (object.size() == 1 && object.begin()->is_object()) {
     const std::string& word = object.begin().key();
     if (word == "eq" || word == "ne" || word == "contains") {
-      if (word == "ne") sql_.condition += "NOT ";
-      return AppendMetadataObject(*object.begin());
+      sql_.condition += word == "ne" ? "NOT (" : "(";
+      INFERSCALE_RETURN_IF_ERROR(AppendMetadataObject(*object.begin()));
+      sql_.condition += ")";
+      return OkStatus();
     }
   }
-  sql_.condition += "(";
-  bool first = true;
-  for (const auto& [key, value] : object.items()) {
-    if (!std::exchange(first, false)) sql_.condition += " AND ";
-    INFERSCALE_ASSIGN_OR_RETURN(const FilterField field, FilterField::Metadata(key));
-    INFERSCALE_RETURN_IF_ERROR(AppendField(field, value));
-  }
-  sql_.condition += ")";
-  return OkStatus();
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : object.items()) keys.push_back(key);
+  return AppendJoined(" AND ", keys.size(), [&](std::size_t i) -> Status {
+    INFERSCALE_ASSIGN_OR_RETURN(const FilterField field, FilterField::Metadata(keys[i]));
+    return AppendField(field, object.at(keys[i]));
+  });
 }
 
 Status Compiler::AppendField(const FilterField& field, const Json& value) {
@@ -146,21 +180,21 @@ Status Compiler::AppendField(const FilterField& field, const Json& value) {
     return AppendCondition(field, list ? FilterOperator::kIn : field.BareOperator(), value);
   }
   if (value.empty()) return InvalidArgument("the filter has a key without any operator");
-  sql_.condition += "(";
-  bool first = true;
-  for (const auto& [word, operand] : value.items()) {
-    if (!std::exchange(first, false)) sql_.condition += " AND ";
-    INFERSCALE_ASSIGN_OR_RETURN(const FilterOperator op, catalog::ParseFilterOperator(word));
-    INFERSCALE_RETURN_IF_ERROR(AppendCondition(field, op, operand));
-  }
-  sql_.condition += ")";
-  return OkStatus();
+  std::vector<std::string> words;
+  for (const auto& [word, operand] : value.items()) words.push_back(word);
+  return AppendJoined(" AND ", words.size(), [&](std::size_t i) -> Status {
+    INFERSCALE_ASSIGN_OR_RETURN(const FilterOperator op, catalog::ParseFilterOperator(words[i]));
+    return AppendCondition(field, op, value.at(words[i]));
+  });
 }
 
 Status Compiler::AppendCondition(const FilterField& field, FilterOperator op, const Json& value) {
   if (++conditions_ > kMaxConditions) {
     return InvalidArgument("the filter has more than " + std::to_string(kMaxConditions) +
                            " conditions");
+  }
+  if (pending_ > kMaxPending) {
+    return InvalidArgument("the filter nests too many lists within lists: flatten it");
   }
   if (value.is_array() && !field.TakesBareList() && value.size() > kMaxAlternatives) {
     return InvalidArgument("a list in the filter has more than " +

@@ -20,11 +20,16 @@ constexpr const char* kFold = "inferscale_fold(";
 
 const char* Comparison(FilterOperator op) {
   switch (op) {
-    case FilterOperator::kGreater: return " > ?";
-    case FilterOperator::kGreaterOrEqual: return " >= ?";
-    case FilterOperator::kLess: return " < ?";
-    case FilterOperator::kLessOrEqual: return " <= ?";
-    default: return " = ?";
+    case FilterOperator::kGreater:
+      return " > ?";
+    case FilterOperator::kGreaterOrEqual:
+      return " >= ?";
+    case FilterOperator::kLess:
+      return " < ?";
+    case FilterOperator::kLessOrEqual:
+      return " <= ?";
+    default:
+      return " = ?";
   }
 }
 
@@ -82,10 +87,14 @@ Result<TimeRange> ParseTime(const Json& value) {
 
 Result<FilterOperator> ParseFilterOperator(std::string_view word) {
   static const std::map<std::string_view, FilterOperator> kOperators = {
-      {"eq", FilterOperator::kEqual},           {"ne", FilterOperator::kNotEqual},
-      {"in", FilterOperator::kIn},              {"nin", FilterOperator::kNotIn},
-      {"gt", FilterOperator::kGreater},         {"gte", FilterOperator::kGreaterOrEqual},
-      {"lt", FilterOperator::kLess},            {"lte", FilterOperator::kLessOrEqual},
+      {"eq", FilterOperator::kEqual},
+      {"ne", FilterOperator::kNotEqual},
+      {"in", FilterOperator::kIn},
+      {"nin", FilterOperator::kNotIn},
+      {"gt", FilterOperator::kGreater},
+      {"gte", FilterOperator::kGreaterOrEqual},
+      {"lt", FilterOperator::kLess},
+      {"lte", FilterOperator::kLessOrEqual},
       {"contains", FilterOperator::kContains},
       {"icontains", FilterOperator::kContainsIgnoringCase},
   };
@@ -110,10 +119,8 @@ Result<FilterField> FilterField::Named(const std::string& name) {
       {"keywords", {Kind::kKeywords, "facts.text"}},
       {"created_at", {Kind::kTime, "facts.created_at_ms"}},
       {"updated_at", {Kind::kTime, "facts.updated_at_ms"}},
-      {"timestamp",
-       {Kind::kTime, "ifnull(NULLIF(facts.event_time_ms, 0), facts.created_at_ms)"}},
-      {"expiration_date",
-       {Kind::kTime, "(unixepoch(NULLIF(facts.expiration_date, '')) * 1000)"}},
+      {"timestamp", {Kind::kTime, "ifnull(NULLIF(facts.event_time_ms, 0), facts.created_at_ms)"}},
+      {"expiration_date", {Kind::kTime, "(unixepoch(NULLIF(facts.expiration_date, '')) * 1000)"}},
   };
   const auto found = kFields.find(name);
   if (found != kFields.end()) {
@@ -294,8 +301,7 @@ Status FilterField::AppendTime(FilterOperator op, const Json& value, Filter::Sql
   return OkStatus();
 }
 
-Status FilterField::AppendCategories(FilterOperator op, const Json& value,
-                                     Filter::Sql& sql) const {
+Status FilterField::AppendCategories(FilterOperator op, const Json& value, Filter::Sql& sql) const {
   if (op != FilterOperator::kIn && op != FilterOperator::kEqual &&
       op != FilterOperator::kContains) {
     return WrongOperator("eq, ne, in, nin and contains");
@@ -350,7 +356,8 @@ Status FilterField::AppendMetadataEqual(const Json& value, Filter::Sql& sql) con
 
 Status FilterField::AppendMetadataContains(bool ignoring_case, const Json& value,
                                            Filter::Sql& sql) const {
-  if (ignoring_case ? !IsText(value) : !(IsText(value) || value.is_number() || value.is_boolean())) {
+  if (ignoring_case ? !IsText(value)
+                    : !(IsText(value) || value.is_number() || value.is_boolean())) {
     return WrongValue("a string, number, true or false for 'contains', a string for 'icontains'");
   }
   const std::string fold = ignoring_case ? kFold : "(";
@@ -364,7 +371,8 @@ Status FilterField::AppendMetadataContains(bool ignoring_case, const Json& value
   sql.condition += " WHEN 'array' THEN EXISTS(SELECT 1 FROM ";
   AppendItems(sql);
   if (value.is_boolean()) {
-    sql.condition += value.get<bool>() ? " WHERE item.type = 'true')" : " WHERE item.type = 'false')";
+    sql.condition +=
+        value.get<bool>() ? " WHERE item.type = 'true')" : " WHERE item.type = 'false')";
   } else if (value.is_number()) {
     sql.condition += " WHERE item.type IN ('integer', 'real') AND item.value = ?)";
     bind();

@@ -16,8 +16,17 @@
 namespace inferscale::catalog {
 
 enum class FilterOperator {
-  kEqual, kNotEqual, kIn, kNotIn, kGreater, kGreaterOrEqual, kLess, kLessOrEqual, kContains,
-  kContainsIgnoringCase, kExists,
+  kEqual,
+  kNotEqual,
+  kIn,
+  kNotIn,
+  kGreater,
+  kGreaterOrEqual,
+  kLess,
+  kLessOrEqual,
+  kContains,
+  kContainsIgnoringCase,
+  kExists,
 };
 
 /// "eq", "ne", "in"…; kInvalidArgument, naming it, for another word.
@@ -64,9 +73,9 @@ class FilterField {
   Status WrongOperator(std::string_view allowed) const;
 
   Kind kind_;
-  std::string name_;      ///< as given
-  std::string column_;    ///< SQL expression; of metadata: empty
-  std::string path_;      ///< JSON path, or empty when the key fits in none
+  std::string name_;    ///< as given
+  std::string column_;  ///< SQL expression; of metadata: empty
+  std::string path_;    ///< JSON path, or empty when the key fits in none
 };
 
 }  // namespace inferscale::catalog

@@ -44,22 +44,25 @@ void ForgetTurnsOf(Connection& connection, const std::string& fact_id, std::vect
 
 void ForgetHistoryOf(Connection& connection, const std::string& fact_id) {
   Query(connection, "DELETE FROM history WHERE fact_id = ?").Bind(fact_id).Run();
-  Query(connection, "UPDATE history SET new_text = NULL, other_fact_id = '' WHERE other_fact_id = ?")
+  Query(connection,
+        "UPDATE history SET new_text = NULL, other_fact_id = '' WHERE other_fact_id = ?")
       .Bind(fact_id)
       .Run();
 }
 
 void ForgetScope(Connection& connection, ScopeId scope, std::vector<KvKey>& keys) {
-  Query records(connection,
-                "SELECT id, key FROM kv_records WHERE fact_row IN "
-                "(SELECT row FROM facts WHERE scope_id = ?1) OR id IN "
-                "(SELECT record FROM kv_saw WHERE saw IN (SELECT id FROM facts WHERE scope_id = ?1)) "
-                "OR id IN (SELECT record FROM kv_saw WHERE saw IN "
-                "(SELECT 'turn:' || id FROM turns WHERE scope_id = ?1))");
+  Query records(
+      connection,
+      "SELECT id, key FROM kv_records WHERE fact_row IN "
+      "(SELECT row FROM facts WHERE scope_id = ?1) OR id IN "
+      "(SELECT record FROM kv_saw WHERE saw IN (SELECT id FROM facts WHERE scope_id = ?1)) "
+      "OR id IN (SELECT record FROM kv_saw WHERE saw IN "
+      "(SELECT 'turn:' || id FROM turns WHERE scope_id = ?1))");
   records.Bind(scope);
   TakeKv(connection, records, keys);
   DropLedgerOfScope(connection, scope);
-  Query(connection, "DELETE FROM keywords WHERE rowid IN (SELECT row FROM facts WHERE scope_id = ?)")
+  Query(connection,
+        "DELETE FROM keywords WHERE rowid IN (SELECT row FROM facts WHERE scope_id = ?)")
       .Bind(scope)
       .Run();
   for (const char* sql :
@@ -143,7 +146,8 @@ Result<std::vector<Erasure>> SqliteCatalog::ForgetScopes(std::span<const ScopeId
 
 Result<std::vector<Erasure>> SqliteCatalog::PendingErasures() {
   return Read([&](Connection& connection) -> Result<std::vector<Erasure>> {
-    Query query(connection, "SELECT id, scope_tag, epoch, whole_scope, keys FROM erasures ORDER BY id");
+    Query query(connection,
+                "SELECT id, scope_tag, epoch, whole_scope, keys FROM erasures ORDER BY id");
     std::vector<Erasure> erasures;
     while (query.Step()) {
       Erasure erasure;

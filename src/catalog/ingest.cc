@@ -108,10 +108,9 @@ Status Ingestion::AddFact(const NewFact& item, const PreparedFact& prepared) {
   }
   Fact fact = item.fact;
   // Only a current fact can be a duplicate; an outdated one may become true again.
-  std::string id =
-      fact.superseded_by.empty()
-          ? FindEqual(connection_, batch_.scope_id, prepared.equality_hash)
-          : std::string();
+  std::string id = fact.superseded_by.empty()
+                       ? FindEqual(connection_, batch_.scope_id, prepared.equality_hash)
+                       : std::string();
   const bool is_new = id.empty();
   if (is_new) {
     if (fact.id.empty()) fact.id = NewUuid();

@@ -26,8 +26,7 @@ void Hits(const Fts5ExtensionApi* api, Fts5Context* fts, sqlite3_context* contex
       Fts5PhraseIter iterator;
       int column = 0, offset = 0;
       code = api->xPhraseFirst(fts, phrase, &iterator, &column, &offset);
-      for (; code == SQLITE_OK && column >= 0;
-           api->xPhraseNext(fts, &iterator, &column, &offset)) {
+      for (; code == SQLITE_OK && column >= 0; api->xPhraseNext(fts, &iterator, &column, &offset)) {
         ++counts[static_cast<std::size_t>(phrase) + 1];
       }
     }

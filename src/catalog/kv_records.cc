@@ -89,8 +89,9 @@ Result<std::vector<KvRecord>> SqliteCatalog::RecordKv(std::span<const KvRecord> 
       const std::int64_t encoding = InternName(connection, record.encoding_id);
 
       // A block encoded anew behind something else leaves the old one to be erased.
-      Query other(connection,
-                  "SELECT id, key FROM kv_records WHERE fact_row = ? AND encoding = ? AND key <> ?");
+      Query other(
+          connection,
+          "SELECT id, key FROM kv_records WHERE fact_row = ? AND encoding = ? AND key <> ?");
       other.Bind(row).Bind(encoding).Bind(std::span<const std::uint8_t>(record.key.bytes));
       std::vector<KvKey> old_keys;
       TakeKv(connection, other, old_keys);

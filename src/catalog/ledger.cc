@@ -52,8 +52,8 @@ TokenIds DecodeIds(const std::vector<std::uint8_t>& bytes) {
 std::string EncodePlacements(const std::vector<LedgerEntry::Placement>& facts) {
   nlohmann::json list = nlohmann::json::array();
   for (const LedgerEntry::Placement& placed : facts) {
-    list.push_back({placed.fact_id, placed.version, HexEncode(placed.key.bytes), placed.begin,
-                    placed.end});
+    list.push_back(
+        {placed.fact_id, placed.version, HexEncode(placed.key.bytes), placed.begin, placed.end});
   }
   return list.dump();
 }

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <system_error>
@@ -11,6 +12,8 @@
 
 namespace inferscale::catalog {
 namespace {
+
+constexpr std::uintmax_t kPageBytes = 4096;
 
 // What cannot be derived from anything else.
 constexpr const char* kTruth = R"sql(
@@ -159,6 +162,12 @@ void CreateDerived(Connection& connection) {
 // Step i brings version i to version i + 1. A released step is never changed.
 constexpr auto kSteps = std::to_array<void (*)(Connection&)>({&CreateTruth, &CreateDerived});
 
+bool HasBytes(const std::filesystem::path& file) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(file, error);
+  return !error && size > 0;
+}
+
 }  // namespace
 
 int SchemaVersion() { return static_cast<int>(kSteps.size()); }
@@ -187,17 +196,24 @@ Status Migrate(Connection& connection, const std::filesystem::path& file, int ta
 Status CreateIfMissing(const std::filesystem::path& file) {
   std::error_code error;
   const auto size = std::filesystem::file_size(file, error);
-  if (!error && size > 0) return OkStatus();
+  std::filesystem::path log = file;
+  log += "-wal";
+  if (!error && size > 0) {
+    // A page that is half there is complete in the log after a crash, and lost without one.
+    if (size % kPageBytes == 0 || HasBytes(log)) return OkStatus();
+    return FailedPrecondition(file.string() + " has " + std::to_string(size) +
+                              " bytes, which is no whole number of pages: it was cut off, or is no "
+                              "catalog; restore it from a backup or move it away to start empty");
+  }
   if (!error) {
-    return FailedPrecondition(file.string() +
-                              " is empty, which no catalog ever is: it was cut off; restore it from "
-                              "a backup or remove it to start empty");
+    return FailedPrecondition(
+        file.string() +
+        " is empty, which no catalog ever is: it was cut off; restore it from "
+        "a backup or remove it to start empty");
   }
   if (error != std::errc::no_such_file_or_directory) {
     return StatusFromErrno("open", file, error.value());
   }
-  std::filesystem::path log = file;
-  log += "-wal";
   if (std::filesystem::exists(log, error)) {
     return FailedPrecondition(log.string() + " exists without " + file.string() +
                               ": it may hold the last writes of a catalog that was moved; put that "
@@ -213,6 +229,7 @@ Status CreateIfMissing(const std::filesystem::path& file) {
   }
   const Status made = Guarded(file, nullptr, [&]() -> Status {
     Connection connection(unfinished, Connection::Access::kCreate);
+    connection.Execute(("PRAGMA page_size = " + std::to_string(kPageBytes)).c_str());
     INFERSCALE_RETURN_IF_ERROR(Migrate(connection, unfinished, SchemaVersion()));
     connection.Execute("PRAGMA journal_mode = WAL");
     return OkStatus();

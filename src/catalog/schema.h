@@ -15,8 +15,8 @@ int SchemaVersion();
 /// kFailedPrecondition for a newer file. Throws SQLite::Exception.
 Status Migrate(Connection& connection, const std::filesystem::path& file, int target_version);
 
-/// Makes `file` with the newest schema when there is none: under another name first, so that a crash
-/// leaves no half-made catalog. kFailedPrecondition for an empty or foreign file.
+/// Makes `file` with the newest schema when there is none: under another name first, so that a
+/// crash leaves no half-made catalog. kFailedPrecondition for an empty or foreign file.
 Status CreateIfMissing(const std::filesystem::path& file);
 
 }  // namespace inferscale::catalog

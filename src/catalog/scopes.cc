@@ -8,7 +8,8 @@ namespace inferscale::catalog {
 namespace {
 
 constexpr std::string_view kScopeQuery =
-    "SELECT id, tenant, user, agent, run, app, display_name, epoch, revision, facts, created_at_ms, "
+    "SELECT id, tenant, user, agent, run, app, display_name, epoch, revision, facts, "
+    "created_at_ms, "
     "updated_at_ms, tag FROM scopes WHERE ";
 constexpr std::size_t kSecretBytes = 32;
 
@@ -75,11 +76,10 @@ Result<std::vector<std::uint8_t>> SqliteCatalog::TenantSecret(const std::string&
 
 Result<ScopeInfo> SqliteCatalog::EnsureScope(const Scope& scope) {
   INFERSCALE_RETURN_IF_ERROR(CheckScope(scope));
-  INFERSCALE_ASSIGN_OR_RETURN(
-      const std::optional<ScopeInfo> found,
-      Read([&](Connection& connection) -> Result<std::optional<ScopeInfo>> {
-        return FindExact(connection, scope);
-      }));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::optional<ScopeInfo> found,
+                              Read([&](Connection& connection) -> Result<std::optional<ScopeInfo>> {
+                                return FindExact(connection, scope);
+                              }));
   if (found) return *found;
   const TimeMs now = Now();
   return Write([&](Connection& connection) -> Result<ScopeInfo> {

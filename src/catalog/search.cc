@@ -78,8 +78,8 @@ Result<std::vector<KeywordHit>> SqliteCatalog::KeywordSearch(std::span<const Sco
     const auto better = [&](std::size_t a, std::size_t b) {
       return scores[a] != scores[b] ? scores[a] > scores[b] : rows[a].row > rows[b].row;
     };
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept),
-                      order.end(), better);
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(),
+                      better);
     std::vector<KeywordHit> hits;
     for (std::size_t i = 0; i < kept; ++i) {
       Query fact(connection, "SELECT id FROM facts WHERE row = ?");
@@ -91,8 +91,8 @@ Result<std::vector<KeywordHit>> SqliteCatalog::KeywordSearch(std::span<const Sco
 
 Result<std::vector<std::int64_t>> SqliteCatalog::MatchingRows(const FactQuery& query) {
   if (query.scopes.empty()) return std::vector<std::int64_t>();
-  const std::string sql = "SELECT facts.load_row FROM facts WHERE " + FactCondition(query) +
-                          " ORDER BY facts.load_row";
+  const std::string sql =
+      "SELECT facts.load_row FROM facts WHERE " + FactCondition(query) + " ORDER BY facts.load_row";
   return Read([&](Connection& connection) -> Result<std::vector<std::int64_t>> {
     Query matching(connection, sql, Query::Reuse::kOneOff);
     BindFactQuery(query, Now(), matching);
@@ -109,10 +109,11 @@ Result<std::vector<EmbeddingRow>> SqliteCatalog::LoadEmbeddings(ScopeId scope,
     std::vector<EmbeddingRow> rows;
     const auto embedder = FindName(connection, embedder_id);
     if (!embedder) return rows;
-    Query query(connection,
-                "SELECT facts.id, facts.load_row, embeddings.vector FROM facts CROSS JOIN embeddings "
-                "ON embeddings.fact_row = facts.row WHERE facts.scope_id = ? AND "
-                "facts.load_row > ? AND embeddings.embedder = ? ORDER BY facts.load_row");
+    Query query(
+        connection,
+        "SELECT facts.id, facts.load_row, embeddings.vector FROM facts CROSS JOIN embeddings "
+        "ON embeddings.fact_row = facts.row WHERE facts.scope_id = ? AND "
+        "facts.load_row > ? AND embeddings.embedder = ? ORDER BY facts.load_row");
     query.Bind(scope).Bind(after_row).Bind(*embedder);
     while (query.Step()) {
       EmbeddingRow row;

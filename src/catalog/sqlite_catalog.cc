@@ -64,12 +64,11 @@ Result<std::unique_ptr<Catalog>> SqliteCatalog::Open(CatalogOptions options) {
   }
   INFERSCALE_RETURN_IF_ERROR(opened);
   // Cut short by a crash: the rows are gone, but not yet their bytes.
-  const Status scrubbed =
-      Guarded(catalog->file_, catalog->writer_.get(), [&] {
-        catalog->scrub_needed_ =
-            Query(*catalog->writer_, "SELECT 1 FROM meta WHERE name = 'catalog.scrub'").Step();
-        return catalog->ScrubIfNeeded();
-      });
+  const Status scrubbed = Guarded(catalog->file_, catalog->writer_.get(), [&] {
+    catalog->scrub_needed_ =
+        Query(*catalog->writer_, "SELECT 1 FROM meta WHERE name = 'catalog.scrub'").Step();
+    return catalog->ScrubIfNeeded();
+  });
   if (!scrubbed.ok()) {
     spdlog::warn("forgotten memories may still lie in free pages: {}", scrubbed.message());
   }

@@ -63,8 +63,8 @@ class SqliteCatalog final : public Catalog {
                                            std::int32_t limit) override;
   Result<std::int64_t> CountFactsWithoutKv(const std::string& encoding_id) override;
   Result<std::vector<KvRecord>> RecordKv(std::span<const KvRecord> records) override;
-  Result<std::vector<std::optional<KvRecord>>> GetKvRecords(std::span<const std::string> fact_ids,
-                                                            const std::string& encoding_id) override;
+  Result<std::vector<std::optional<KvRecord>>> GetKvRecords(
+      std::span<const std::string> fact_ids, const std::string& encoding_id) override;
   Status MarkKvReady(std::span<const KvKey> keys) override;
   Status DropKvRecords(std::span<const KvKey> keys) override;
 
@@ -127,7 +127,7 @@ class SqliteCatalog final : public Catalog {
   const FolderLock lock_;
   ReaderPool readers_;
   std::mutex write_mutex_;
-  std::unique_ptr<Connection> writer_;   // under write_mutex_
+  std::unique_ptr<Connection> writer_;  // under write_mutex_
   std::atomic<bool> scrub_needed_ = false;
 };
 

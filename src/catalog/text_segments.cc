@@ -22,25 +22,18 @@ struct CodepointRange {
 // Han, Kana, Bopomofo and Hangul: scripts written without blanks, or whose words are worth finding
 // by part. Sorted.
 constexpr auto kUnspaced = std::to_array<CodepointRange>({
-    {0x1100, 0x11FF},    // Hangul Jamo
-    {0x2E80, 0x2FDF},    // CJK and Kangxi radicals
-    {0x3005, 0x3007},    // iteration mark, closing mark, zero
-    {0x3021, 0x3029},    // Hangzhou numerals
-    {0x3031, 0x3035},    // Kana repeat marks
-    {0x3041, 0x3096},    // Hiragana
-    {0x309D, 0x309F},
-    {0x30A1, 0x30FA},    // Katakana
-    {0x30FC, 0x30FF},
-    {0x3105, 0x318E},    // Bopomofo, Hangul compatibility Jamo
-    {0x31A0, 0x31BF},
-    {0x31F0, 0x31FF},
-    {0x3400, 0x4DBF},    // Han
-    {0x4E00, 0x9FFF},
-    {0xA960, 0xA97C},
-    {0xAC00, 0xD7FB},    // Hangul syllables
-    {0xF900, 0xFAFF},
-    {0x1B000, 0x1B2FF},  // Kana supplements
-    {0x20000, 0x3FFFF},  // Han, supplementary planes
+    {0x1100, 0x11FF},                      // Hangul Jamo
+    {0x2E80, 0x2FDF},                      // CJK and Kangxi radicals
+    {0x3005, 0x3007},                      // iteration mark, closing mark, zero
+    {0x3021, 0x3029},                      // Hangzhou numerals
+    {0x3031, 0x3035},                      // Kana repeat marks
+    {0x3041, 0x3096},                      // Hiragana
+    {0x309D, 0x309F},   {0x30A1, 0x30FA},  // Katakana
+    {0x30FC, 0x30FF},   {0x3105, 0x318E},  // Bopomofo, Hangul compatibility Jamo
+    {0x31A0, 0x31BF},   {0x31F0, 0x31FF},   {0x3400, 0x4DBF},  // Han
+    {0x4E00, 0x9FFF},   {0xA960, 0xA97C},   {0xAC00, 0xD7FB},  // Hangul syllables
+    {0xF900, 0xFAFF},   {0x1B000, 0x1B2FF},                    // Kana supplements
+    {0x20000, 0x3FFFF},                                        // Han, supplementary planes
 });
 
 bool IsUnspaced(std::int32_t codepoint) {
@@ -73,24 +66,24 @@ bool IsWordCharacter(std::int32_t codepoint) {
 std::string Folded(std::string_view text) {
   const std::string safe = Nfc(text);  // valid UTF-8 with bounded runs of marks
   utf8proc_uint8_t* mapped = nullptr;
-  const utf8proc_ssize_t size = utf8proc_map(
-      reinterpret_cast<const utf8proc_uint8_t*>(safe.data()),
-      static_cast<utf8proc_ssize_t>(safe.size()), &mapped,
-      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPAT | UTF8PROC_COMPOSE |
-                                     UTF8PROC_CASEFOLD));
+  const utf8proc_ssize_t size =
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(safe.data()),
+                   static_cast<utf8proc_ssize_t>(safe.size()), &mapped,
+                   static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPAT |
+                                                  UTF8PROC_COMPOSE | UTF8PROC_CASEFOLD));
   if (size < 0) return safe;
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(mapped, &std::free);
   return {reinterpret_cast<const char*>(mapped), static_cast<std::size_t>(size)};
 }
 
 constexpr auto kStopWords = std::to_array<std::string_view>(
-    {"a",     "about", "an",    "and",  "are",   "as",    "at",   "be",    "been", "but",   "by",
-     "can",   "could", "did",   "do",   "does",  "for",   "from", "had",   "has",  "have",  "he",
-     "her",   "hers",  "him",   "his",  "how",   "i",     "if",   "in",    "into", "is",    "it",
-     "its",   "me",    "my",    "of",   "on",    "or",    "our",  "s",     "she",  "should", "so",
-     "t",     "than",  "that",  "the",  "their", "them",  "then", "there", "they", "this",  "to",
-     "was",   "we",    "were",  "what", "when",  "where", "which", "who",  "whom", "whose", "why",
-     "will",  "with",  "would", "you",  "your"});
+    {"a",    "about", "an",    "and",  "are",   "as",    "at",    "be",    "been", "but",    "by",
+     "can",  "could", "did",   "do",   "does",  "for",   "from",  "had",   "has",  "have",   "he",
+     "her",  "hers",  "him",   "his",  "how",   "i",     "if",    "in",    "into", "is",     "it",
+     "its",  "me",    "my",    "of",   "on",    "or",    "our",   "s",     "she",  "should", "so",
+     "t",    "than",  "that",  "the",  "their", "them",  "then",  "there", "they", "this",   "to",
+     "was",  "we",    "were",  "what", "when",  "where", "which", "who",   "whom", "whose",  "why",
+     "will", "with",  "would", "you",  "your"});
 static_assert(std::is_sorted(kStopWords.begin(), kStopWords.end()));
 
 bool IsStopWord(std::string_view term) {
@@ -104,13 +97,13 @@ void ForEachTerm(std::string_view text, Emit&& emit) {
   const auto size = static_cast<utf8proc_ssize_t>(folded.size());
   std::string_view view = folded;
 
-  utf8proc_ssize_t word = -1;                    // start of the word being read
-  utf8proc_ssize_t previous = -1;                // start of the last character of an unspaced run
+  utf8proc_ssize_t word = -1;      // start of the word being read
+  utf8proc_ssize_t previous = -1;  // start of the last character of an unspaced run
   for (utf8proc_ssize_t at = 0; at <= size;) {
     std::int32_t codepoint = -1;
     utf8proc_ssize_t length = 1;
-    if (at < size) length = std::max<utf8proc_ssize_t>(
-        1, utf8proc_iterate(data + at, size - at, &codepoint));
+    if (at < size)
+      length = std::max<utf8proc_ssize_t>(1, utf8proc_iterate(data + at, size - at, &codepoint));
     const bool unspaced = codepoint >= 0 && IsUnspaced(codepoint);
     const bool in_word = codepoint >= 0 && !unspaced && IsWordCharacter(codepoint);
     if (!in_word && word >= 0) {

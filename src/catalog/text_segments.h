@@ -8,10 +8,10 @@
 
 namespace inferscale::catalog {
 
-/// The terms by which a text is found: each word (letters, digits and marks, NFKC, case folded) as it
-/// is, each run of Han, Kana or Hangul as its single characters and its pairs, because such a run
-/// has no blanks between words: a word of one or two characters is a term. Stemming is left to the
-/// index. Thread-safe.
+/// The terms by which a text is found: each word (letters, digits and marks, NFKC, case folded) as
+/// it is, each run of Han, Kana or Hangul as its single characters and its pairs, because such a
+/// run has no blanks between words: a word of one or two characters is a term. Stemming is left to
+/// the index. Thread-safe.
 std::vector<std::string> SegmentText(std::string_view text);
 
 /// What the index stores: the terms, separated by blanks.

@@ -84,7 +84,8 @@ Result<std::string> NormalizeJsonObject(std::string_view field, std::string_view
                            std::to_string(kMaxJsonDepth) + " levels");
   }
   if (!parsed.is_object()) {
-    return InvalidArgument(std::string(field) + " must be a JSON object, such as {\"city\": \"Rome\"}");
+    return InvalidArgument(std::string(field) +
+                           " must be a JSON object, such as {\"city\": \"Rome\"}");
   }
   return parsed.dump();
 }
