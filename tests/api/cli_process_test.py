@@ -8,7 +8,7 @@ import subprocess
 import unittest
 
 import cli_support
-from cli_support import CliTest, write_turns
+from cli_support import CliTest, FakeServer, write_turns
 
 STORED = re.compile(rb"stored (\d+) of (\d+) turns")
 
@@ -103,6 +103,28 @@ class Interrupted(CliTest):
                               "--top-k", "5")
         self.assertGreater(answer["injected_tokens"], 0)
         self.assertEqual(answer["fallbacks"], [])
+
+    def test_killed_again_and_again_at_any_point(self):
+        FakeServer(self)
+        count = 160
+        self.source.write_text("".join(f"Anna: {text}\n" for text in self.expected[:count]))
+        before = 0
+        for delay in [0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.2]:
+            process = self.start("add", "--file", str(self.source))
+            try:
+                process.wait(timeout=delay)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            process.communicate()
+            stored = self.texts()
+            self.assertEqual(sorted(stored), sorted(self.expected[:len(stored)]))
+            self.assertGreaterEqual(len(stored), before)
+            before = len(stored)
+        done = self.json_of("add", "--file", str(self.source))
+        self.assertEqual(done["added"] + done["duplicates"], count)
+        self.assertEqual(done["pending_encodings"], 0)
+        self.assertEqual(sorted(self.texts()), sorted(self.expected[:count]))
+        self.assertEqual(len(self.kv_files()), count)
 
     def test_kill_in_the_middle_of_encoding(self):
         # One batch: stored whole before any of it is encoded.

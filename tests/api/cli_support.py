@@ -126,6 +126,9 @@ class FakeServer(http.server.ThreadingHTTPServer):
             test.environment["INFERSCALE_EXTRACTOR_URL"] = url
             test.environment["INFERSCALE_EXTRACTOR_MODEL"] = "fake"
 
+    def handle_error(self, request, client_address):
+        """A killed program leaves its connection: nothing to report."""
+
 
 class FakeServerHandler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
