@@ -20,9 +20,9 @@ class Chorus {
  public:
   explicit Chorus(std::size_t count) : times_(count), texts_(count) {}
 
-  void Start(Engine& engine, std::vector<Composition> prompts) {
+  void Start(Engine& engine, const std::vector<Composition>& prompts, std::int32_t tokens) {
     Sampling sampling;
-    sampling.max_tokens = kTokens;
+    sampling.max_tokens = tokens;
     for (std::size_t i = 0; i < prompts.size(); ++i) {
       GenerationCallbacks callbacks;
       callbacks.on_token = [this, i](const TokenEvent&) {
@@ -37,7 +37,7 @@ class Chorus {
         ++done_;
         changed_.notify_all();
       };
-      generations_.push_back(engine.Generate(std::move(prompts[i]), sampling, std::move(callbacks)));
+      generations_.push_back(engine.Generate(prompts[i], sampling, std::move(callbacks)));
     }
   }
 
@@ -143,20 +143,29 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
                              " with one injected left out");
       continue;
     }
-    double undisturbed = 0, undisturbed_gap = 0;
+    // Reading the prompts first leaves nothing but decoding in the runs: each finds its prompt in the cache.
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Composition> prompts, Prompts(session, scope, count));
+    {
+      Chorus warm_up(prompts.size());
+      warm_up.Start(session.engine(), prompts, 1);
+      INFERSCALE_RETURN_IF_ERROR(warm_up.WaitDone());
+    }
+    double without_facts = 0;
     std::vector<std::string> undisturbed_texts;
-    for (const std::string& visitor : {std::string("none"), std::string("kv"), std::string("text")}) {
+    // A request without facts has the same tail to compute: what an injection costs comes on top of it.
+    for (const char* const visitor_name : {"none", "no facts", "kv", "text"}) {
+      const std::string visitor = visitor_name;
       if (visitor == "kv" && !session.capabilities().kv_injection) continue;
       INFERSCALE_RETURN_IF_ERROR(CheckStop(context));
       Say(context, std::to_string(count) + " sequences, request in between: " + visitor);
       std::optional<Composition> visit;
       if (visitor != "none") {
-        INFERSCALE_ASSIGN_OR_RETURN(visit, session.Compose(scope, demo.questions.front().question, facts,
+        INFERSCALE_ASSIGN_OR_RETURN(visit, session.Compose(scope, demo.questions.front().question,
+                                                           visitor == "no facts" ? std::span<const Fact>() : facts,
                                                            visitor == "kv" ? MemoryMode::kKv : MemoryMode::kText));
       }
-      INFERSCALE_ASSIGN_OR_RETURN(std::vector<Composition> prompts, Prompts(session, scope, count));
-      Chorus chorus(static_cast<std::size_t>(count));
-      chorus.Start(session.engine(), std::move(prompts));
+      Chorus chorus(prompts.size());
+      chorus.Start(session.engine(), prompts, kTokens);
       double visit_ttft = 0;
       Status visit_status;
       if (visit) {
@@ -170,11 +179,8 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
       const std::vector<double> gaps = chorus.Gaps();
       const double rate = chorus.TokensASecond();
       const double longest = gaps.empty() ? 0 : *std::max_element(gaps.begin(), gaps.end());
-      if (visitor == "none") {
-        undisturbed = rate;
-        undisturbed_gap = Median(gaps);
-        undisturbed_texts = chorus.texts();
-      }
+      if (visitor == "none") undisturbed_texts = chorus.texts();
+      if (visitor == "no facts") without_facts = rate;
       report.rows.push_back({{"sequences", count},
                              {"request_between", visitor},
                              {"tokens_per_second", rate},
@@ -184,11 +190,9 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
                              {"same_answers", visitor == "none" ? nlohmann::ordered_json(nullptr)
                                                                 : nlohmann::ordered_json(chorus.texts() == undisturbed_texts)}});
       if (visitor == "kv") {
-        report.claims.push_back({"tokens a second of " + std::to_string(count) + " others with an injection / without",
-                                 rate / undisturbed, 0.9, false});
-        report.notes.push_back(std::to_string(count) + " sequences: the injection's longest gap was " +
-                               std::to_string(static_cast<int>(longest)) + " ms, a usual one " +
-                               std::to_string(static_cast<int>(undisturbed_gap)) + " ms");
+        report.claims.push_back({"tokens a second of " + std::to_string(count) +
+                                     " sequences with an injected request in between / one without facts",
+                                 without_facts > 0 ? rate / without_facts : 0, 0.9, false});
       }
     }
   }

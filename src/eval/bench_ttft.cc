@@ -32,7 +32,7 @@ Composition AsText(Composition composition) {
 }
 
 struct Samples {
-  std::vector<double> ttft_ms, injected, computed;
+  std::vector<double> ttft_ms, inject_ms, injected, computed;
   std::int32_t fact_tokens = 0;
 };
 
@@ -73,6 +73,7 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
             INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Generate(inject ? kv : text, 1));
             Samples& all = samples[{k, short_tail, inject}];
             all.ttft_ms.push_back(answer.generation.ttft_ms);
+            all.inject_ms.push_back(answer.generation.inject_ms);
             all.injected.push_back(answer.generation.injected_tokens);
             all.computed.push_back(answer.generation.computed_tokens);
             std::int32_t fact_tokens = 0;
@@ -93,6 +94,7 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
                            {"mode", kv ? "kv" : "text"},
                            {"tail", short_tail ? "30 tokens" : "question"},
                            {"ttft_ms", Median(all.ttft_ms)},
+                           {"inject_ms", Median(all.inject_ms)},
                            {"injected_tokens", Median(all.injected)},
                            {"computed_tokens", Median(all.computed)},
                            {"fact_tokens", all.fact_tokens},

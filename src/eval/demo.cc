@@ -111,8 +111,8 @@ class Demo {
       plan_.ttft_questions = plan_.least_accuracy_questions = plan_.most_accuracy_questions = 2;
       plan_.side_by_side = 1;
       plan_.side_by_side_k = 5;
-      plan_.facts = 30;
-      Note("--quick: 30 facts, two questions, k up to 10; the figures are a check that everything works, no more");
+      plan_.facts = 20;
+      Note("--quick: 20 facts, two questions, k up to 10; the figures are a check that everything works, no more");
     }
     std::vector<Fact> sample;
     for (std::size_t i = 0; i < 10 && i < history.facts.size(); ++i) {

@@ -67,7 +67,7 @@ class EvalSession {
   /// \param may_reuse the same prompt was generated before under the same salt.
   Result<Answer> Score(Composition composition, const std::string& gold, bool first_distribution, bool may_reuse = false);
 
-  /// Text prefill speed in tokens a second, from prompts of about 400 tokens after a warm-up.
+  /// Text prefill speed in tokens a second, from prompts of about 250 tokens after a warm-up.
   Result<double> MeasurePrefill(const Scope& scope, std::span<const Fact> facts);
 
  private:

@@ -91,7 +91,13 @@ std::string Table::ToHtml() const {
 Table TableOf(const nlohmann::ordered_json& rows) {
   Table table;
   if (!rows.is_array() || rows.empty()) return table;
-  for (const auto& member : rows.front().items()) table.header.push_back(member.key());
+  for (const auto& row : rows) {
+    for (const auto& member : row.items()) {
+      if (std::find(table.header.begin(), table.header.end(), member.key()) == table.header.end()) {
+        table.header.push_back(member.key());
+      }
+    }
+  }
   for (const auto& row : rows) {
     std::vector<std::string> cells;
     for (const std::string& name : table.header) {

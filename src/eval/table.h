@@ -20,7 +20,7 @@ struct Table {
   std::string ToHtml() const;      ///< <table>…</table>, everything escaped
 };
 
-/// A table of JSON objects: columns are the members of the first row, in its order.
+/// A table of JSON objects: columns are their members, in the order in which they first occur.
 Table TableOf(const nlohmann::ordered_json& rows);
 
 /// Fixed-point text: Decimal(1.25, 1) is "1.2". Not a number or infinite: "-".
