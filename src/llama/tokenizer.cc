@@ -39,10 +39,10 @@ LlamaTokenizer::LlamaTokenizer(std::shared_ptr<const LlamaModel> model) : model_
   for (TokenId id = 0; id < vocabulary_; ++id) {
     if ((llama_vocab_get_attr(vocab, id) & LLAMA_TOKEN_ATTR_USER_DEFINED) == 0) continue;
     const std::string name = SpecialPiece(id);
-    const bool marker = name.size() > 4 && name.starts_with("<|") && name.ends_with("|>");
+    const bool marker = name.size() > 2 && ((name.front() == '<' && name.back() == '>') ||
+                                            (name.front() == '[' && name.back() == ']'));
     const bool has_word = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c > 32; });
-    if (name.size() > 1 && has_word &&
-        (marker || chat_template.find(name) != std::string::npos)) {
+    if (marker || (has_word && name.size() > 1 && chat_template.find(name) != std::string::npos)) {
       protected_names_.push_back(name);
     }
   }

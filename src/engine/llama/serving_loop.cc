@@ -13,6 +13,9 @@ namespace {
 constexpr double kSliceSeconds = 0.05;
 constexpr double kLongStepSeconds = 0.1;
 constexpr std::int32_t kSmallestSlice = 16;
+/// A prompt's last computed run is this short, so that the same prompt, found in the cache, can repeat
+/// that run exactly at little cost.
+constexpr std::int32_t kTailTokens = 32;
 
 double Milliseconds(SteadyClock::duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
@@ -255,7 +258,8 @@ void ServingLoop::Step() {
       const bool is_decoding = job->computed_to >= job->prompt_tokens && !job->scoring();
       if (is_decoding != decoding) continue;
       const std::int32_t room = context_->batch_tokens() - static_cast<std::int32_t>(batch.size());
-      const std::int32_t count = std::min({missing, room, decoding ? 1 : prefill_left});
+      std::int32_t count = std::min({missing, room, decoding ? 1 : prefill_left});
+      if (!decoding && count == missing && count > 2 * kTailTokens) count -= kTailTokens;
       if (count <= 0) continue;
       if (!decoding) prefill_left -= count;
       before.emplace_back(job.get(), job->computed_to);
