@@ -49,10 +49,21 @@ class Chorus {
     });
   }
 
-  Status WaitDone() {
-    for (const auto& generation : generations_) generation->Wait();
+  /// Ctrl-C cancels what still runs.
+  Status WaitDone(const EvalContext& context) {
+    bool cancelled = false;
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return done_ == times_.size(); });
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return done_ == times_.size(); })) {
+      if (cancelled || CheckStop(context).ok()) continue;
+      cancelled = true;
+      lock.unlock();
+      for (const auto& generation : generations_) generation->Cancel();
+      lock.lock();
+    }
+    lock.unlock();
+    // The engine is done with the callbacks, and so with this object, only then.
+    for (const auto& generation : generations_) generation->Wait();
+    INFERSCALE_RETURN_IF_ERROR(CheckStop(context));
     return failed_;
   }
 
@@ -148,7 +159,7 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
     {
       Chorus warm_up(prompts.size());
       warm_up.Start(session.engine(), prompts, 1);
-      INFERSCALE_RETURN_IF_ERROR(warm_up.WaitDone());
+      INFERSCALE_RETURN_IF_ERROR(warm_up.WaitDone(context));
     }
     double without_facts = 0;
     std::vector<std::string> undisturbed_texts;
@@ -174,7 +185,7 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
         visit_status = answer.status();
         if (answer.ok()) visit_ttft = answer->generation.ttft_ms;
       }
-      INFERSCALE_RETURN_IF_ERROR(chorus.WaitDone());
+      INFERSCALE_RETURN_IF_ERROR(chorus.WaitDone(context));
       INFERSCALE_RETURN_IF_ERROR(visit_status);
       const std::vector<double> gaps = chorus.Gaps();
       const double rate = chorus.TokensASecond();
