@@ -125,7 +125,8 @@ TEST_F(CatalogForget, TurnsGoUnlessAnotherFactNeedsThem) {
   IngestBatch batch;
   batch.scope_id = scope;
   batch.turns = {Turn{0, "user", "", "Wolfgang plays the Theremin", 0},
-                 Turn{0, "user", "", "and sings in a Barbershop", 0}};
+                 Turn{0, "user", "", "and sings in a Barbershop", 0},
+                 Turn{0, "user", "", "what a day", 0}};
   batch.extract_later = true;
   NewFact a = FactOf("Wolfgang plays"), b = FactOf("Wolfgang sings");
   a.source_turn_indexes = {0, 1};
@@ -136,11 +137,13 @@ TEST_F(CatalogForget, TurnsGoUnlessAnotherFactNeedsThem) {
   ASSERT_TRUE(catalog_->ForgetFact(outcome.facts[0].fact_id).ok());
   ExpectNowhere("Theremin");
   ExpectSomewhere("Barbershop");
-  EXPECT_THAT(*catalog_->GetTurns(outcome.turns), SizeIs(1));
-  EXPECT_THAT(*catalog_->PendingJobs("extract", 10), IsEmpty()) << "no turn is left to read";
+  EXPECT_THAT(*catalog_->GetTurns(outcome.turns), SizeIs(2));
+  const auto jobs = *catalog_->PendingJobs("extract", 10);
+  ASSERT_THAT(jobs, SizeIs(1));
+  EXPECT_THAT(jobs[0].turns, ElementsAre(outcome.turns[2])) << "the others gave what was forgotten";
   ASSERT_TRUE(catalog_->ForgetFact(outcome.facts[1].fact_id).ok());
   ExpectNowhere("Barbershop");
-  EXPECT_THAT(*catalog_->GetTurns(outcome.turns), IsEmpty());
+  EXPECT_THAT(*catalog_->GetTurns(outcome.turns), SizeIs(1));
 }
 
 TEST_F(CatalogForget, ARepeatedFactTakesAllTurnsThatSaidIt) {
@@ -194,6 +197,34 @@ TEST_F(CatalogForget, AScopeLeavesNothingButItsErasure) {
   EXPECT_EQ(catalog_->GetScope(info.id).status().code(), StatusCode::kNotFound);
   EXPECT_TRUE(catalog_->GetFact(kept).ok());
   EXPECT_NE(catalog_->EnsureScope(owner)->id, info.id) << "an id is never used again";
+}
+
+TEST_F(CatalogForget, TextsOfAllSizesLeaveNothingInReusedPages) {
+  const ScopeId secret = ScopeOf("anna"), kept = ScopeOf("ben");
+  // Pages split, merge and overflow while facts of both owners come, change and go.
+  const auto text = [](const char* mark, int number) {
+    return std::string(mark) + std::to_string(number) + std::string((number * 37) % 5000, ' ') +
+           "end of " + mark;
+  };
+  std::vector<std::string> ids;
+  for (int round = 0; round < 6; ++round) {
+    std::vector<NewFact> secrets, others;
+    for (int i = 0; i < 60; ++i) {
+      secrets.push_back(FactOf(text("Quagmire", round * 60 + i)));
+      others.push_back(FactOf(text("Daffodil", round * 60 + i)));
+    }
+    for (std::string& id : Add(secret, std::move(secrets))) ids.push_back(std::move(id));
+    Add(kept, std::move(others));
+    for (std::size_t i = static_cast<std::size_t>(round); i < ids.size(); i += 7) {
+      FactUpdate update;
+      update.text = text("Quagmire", 1000 * (round + 1) + static_cast<int>(i));
+      ASSERT_TRUE(catalog_->UpdateFact(ids[i], update).ok());
+    }
+  }
+  ASSERT_TRUE(catalog_->ForgetScopes(std::span(&secret, 1)).ok());
+  ExpectNowhere("Quagmire");
+  ExpectNowhere("quagmir");
+  EXPECT_EQ(*catalog_->CountFacts(QueryOf(kept)), 360);
 }
 
 TEST_F(CatalogForget, AnUnknownScopeForgetsNothing) {
