@@ -175,8 +175,9 @@ class Engine {
                                     bool first_distribution) = 0;
 
   virtual std::vector<KvTier> Presence(std::span<const KvKey> keys) const = 0;
-  /// Removes blocks, and every cached sequence that may contain them.
-  virtual Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag) = 0;
+  /// Removes blocks, and every cached sequence that may contain them. Encodings asked for below `epoch`
+  /// that are still under way for this scope end without a block.
+  virtual Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) = 0;
   virtual Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) = 0;
 
   virtual const Fingerprint& fingerprint() const = 0;

@@ -129,7 +129,7 @@ class MemoryService {
 
   Result<PendingWork> Pending();
   /// Waits until no work is pending; `progress` is called about four times a second and returns false to
-  /// stop waiting.
+  /// stop waiting. Ends with the error that keeps the work from going on, if one does.
   Status WaitIdle(const std::function<bool(const PendingWork&)>& progress = {});
   /// Does one slice of pending work on the calling thread. \return whether there was any.
   Result<bool> RunPending();

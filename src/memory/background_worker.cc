@@ -42,6 +42,12 @@ void BackgroundWorker::Wake() {
   changed_.notify_all();
 }
 
+Status BackgroundWorker::Stuck() const {
+  constexpr int kFailures = 3;
+  std::lock_guard lock(mutex_);
+  return failures_ >= kFailures ? last_error_ : OkStatus();
+}
+
 void BackgroundWorker::Run() {
   std::chrono::milliseconds pause{0};
   std::unique_lock lock(mutex_);
@@ -68,9 +74,12 @@ void BackgroundWorker::Run() {
     if (!more.ok()) {
       pause = pause.count() == 0 ? kFirstPause : std::min(pause * 2, kLongestPause);
       work_ = true;
+      ++failures_;
+      last_error_ = more.status();
       spdlog::warn("background work failed and will be tried again in {} ms: {}", pause.count(),
                    more.status().ToString());
     } else {
+      failures_ = 0;
       pause = std::chrono::milliseconds{0};
       work_ = work_ || *more;
     }

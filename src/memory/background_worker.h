@@ -24,16 +24,20 @@ class BackgroundWorker {
   void Post(std::function<void()> task);
   /// There may be new background work.
   void Wake();
+  /// The error that keeps coming back, once it has come three times in a row; ok otherwise.
+  Status Stuck() const;
 
  private:
   void Run();
 
   const std::function<Result<bool>()> slice_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   bool work_ = true;
   bool stop_ = false;
+  int failures_ = 0;  // in a row
+  Status last_error_;
   std::thread thread_;  // last: starts when everything above exists
 };
 

@@ -12,7 +12,10 @@
 namespace inferscale {
 namespace {
 
-constexpr std::int64_t kNearestExisting = 10;  // facts an extractor is shown, as Mem0's does
+constexpr std::int32_t kNearestExisting = 10;  // facts an extractor is shown, as Mem0's does
+/// Facts embedded before a write is answered. The others of a huge one are found by keyword at once and
+/// by meaning when the background work has come to them.
+constexpr std::size_t kEmbedAtOnce = 256;
 
 std::string JoinedTexts(const std::vector<Turn>& turns) {
   std::string text;
@@ -57,7 +60,8 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
   impl->engine = std::move(engine);
   impl->extractor = std::move(extractor);
   impl->options = std::move(options);
-  impl->retriever = std::make_unique<Retriever>(*impl->catalog, *impl->embedder);
+  impl->retriever = std::make_unique<Retriever>(*impl->catalog, *impl->embedder,
+                                                 RetrieverOptions{.clock = impl->options.clock});
   if (impl->engine != nullptr) {
     impl->encoder = std::make_unique<FactEncoder>(*impl->engine, *impl->catalog, recipe, impl->options.codec);
     impl->encoding_id = impl->encoder->encoding_id();
@@ -84,7 +88,7 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
   if (erasure.whole_scope) {
     INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(erasure.scope_tag, erasure.epoch));
   }
-  INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag));
+  INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag, erasure.epoch));
   return catalog->CompleteErasure(erasure.id);
 }
 
@@ -96,13 +100,15 @@ Status MemoryService::Impl::Apply(const std::vector<Erasure>& erasures) {
 void MemoryService::Impl::Embed(std::vector<NewFact>* facts) {
   if (facts->empty()) return;
   std::vector<std::string> texts;
-  for (const NewFact& fact : *facts) texts.push_back(EmbeddingText(fact.fact));
+  for (const NewFact& fact : std::span(*facts).first(std::min(facts->size(), kEmbedAtOnce))) {
+    texts.push_back(EmbeddingText(fact.fact));
+  }
   Result<std::vector<std::vector<float>>> vectors = embedder->Embed(texts);
   if (!vectors.ok()) {
     spdlog::warn("embedding failed, the facts are found by keyword until it works: {}", vectors.status().ToString());
     return;
   }
-  for (std::size_t i = 0; i < facts->size(); ++i) (*facts)[i].embedding = std::move((*vectors)[i]);
+  for (std::size_t i = 0; i < texts.size(); ++i) (*facts)[i].embedding = std::move((*vectors)[i]);
 }
 
 Result<std::vector<NewFact>> MemoryService::Impl::Extract(ScopeId scope, const std::vector<Turn>& turns,

@@ -201,6 +201,8 @@ Status MemoryService::WaitIdle(const std::function<bool(const PendingWork&)>& pr
       INFERSCALE_ASSIGN_OR_RETURN(const bool more, RunPending());
       if (!more) return OkStatus();  // what is left needs an engine
     } else {
+      INFERSCALE_RETURN_IF_ERROR(
+          impl_->worker->Stuck().WithContext("background work cannot go on, it is tried again later"));
       std::this_thread::sleep_for(std::chrono::milliseconds{50});
     }
   }

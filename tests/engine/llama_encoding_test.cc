@@ -64,7 +64,7 @@ TEST(LlamaEncoding, ErasesSingleFactsAlsoWhileTheyAreEncoded) {
     ended.insert(outcome.key);
     if (ended.size() == keys.size()) all.set_value();
   });
-  ASSERT_TRUE(engine->Erase(keys, 7).ok());
+  ASSERT_TRUE(engine->Erase(keys, 7, 2).ok());
   all.get_future().wait();
   for (const KvTier tier : engine->Presence(keys)) EXPECT_EQ(tier, KvTier::kNone);
   EXPECT_EQ(std::set<KvKey>(ended.begin(), ended.end()).size(), keys.size());

@@ -114,7 +114,7 @@ class FakeEngine : public Engine {
     for (const KvKey& key : keys) tiers.push_back(stored_.contains(key) ? KvTier::kHost : KvTier::kNone);
     return tiers;
   }
-  Status Erase(std::span<const KvKey> keys, std::uint64_t) override {
+  Status Erase(std::span<const KvKey> keys, std::uint64_t, std::uint64_t) override {
     std::lock_guard lock(mutex_);
     for (const KvKey& key : keys) {
       stored_.erase(key);

@@ -23,6 +23,13 @@
 namespace inferscale {
 namespace {
 
+/// The llama.cpp that computes the blocks: its commit where the build knows it.
+#ifdef INFERSCALE_LLAMA_COMMIT
+const std::string kLlamaBuild = INFERSCALE_LLAMA_COMMIT;
+#else
+const std::string kLlamaBuild = std::string(llama_version()) + " " + ggml_version() + " " + ggml_commit();
+#endif
+
 /// Logits of one computation when scoring; more only means more steps.
 constexpr std::int32_t kScoringOutputs = 64;
 
@@ -113,7 +120,7 @@ Status LlamaEngine::Impl::ComputeFingerprint() {
   const LlamaRopeOverrides& rope = options.rope;
   FingerprintBuilder builder;
   builder.Add("weights", HexEncode(weights));
-  builder.Add("llama.cpp", llama_version());
+  builder.Add("llama.cpp", kLlamaBuild);
   builder.Add("template", renderer->template_identity());
   builder.Add("cache", context.f32_cache ? "f32" : "f16");
   builder.Add("flash attention", context.flash_attention ? "on" : "off");
@@ -312,7 +319,9 @@ std::vector<KvTier> LlamaEngine::Presence(std::span<const KvKey> keys) const {
   return impl_->store->Presence(keys);
 }
 
-Status LlamaEngine::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag) {
+Status LlamaEngine::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) {
+  // First the fence: a block finished after the removal would bring the text back.
+  impl_->store->FenceScope(scope_tag, epoch);
   if (impl_->encoder) impl_->encoder->Cancel(keys);
   const Status erased = impl_->store->Erase(keys);
   impl_->serving->DropScope(scope_tag);

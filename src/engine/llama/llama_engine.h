@@ -30,7 +30,7 @@ class LlamaEngine final : public Engine {
   Result<ScoreReport> Score(Composition composition, TokenIds continuation,
                             bool first_distribution) override;
   std::vector<KvTier> Presence(std::span<const KvKey> keys) const override;
-  Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag) override;
+  Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) override;
   Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) override;
   const Fingerprint& fingerprint() const override;
   const EngineCapabilities& capabilities() const override;
