@@ -12,6 +12,9 @@ namespace {
 /// Distinct primer texts kept as ids: one per pair of names, so few owners share many.
 constexpr std::size_t kMaxPrimerContexts = 1024;
 
+/// Memory for remembered served lines: some 200,000 facts.
+constexpr std::size_t kMaxServedBytes = std::size_t{64} << 20;
+
 std::string TurnRef(TurnId id) { return "turn:" + std::to_string(id); }
 
 }  // namespace
@@ -57,8 +60,22 @@ Result<KvKey> FactEncoder::PrefixKey(const std::string& tenant, std::span<const 
   return MakeKvKey(secret, engine_.fingerprint(), codec_, "prefix of tenant " + tenant, {}, ids);
 }
 
-TokenIds FactEncoder::ServedIds(const Fact& fact, const ScopeInfo& scope) const {
-  return engine_.Tokenize(ServedLine(fact, scope.display_name));
+TokenIds FactEncoder::ServedIds(const Fact& fact, const ScopeInfo& scope) {
+  const std::string line = ServedLine(fact, scope.display_name);
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = served_.find(line);
+    if (found != served_.end()) return found->second;
+  }
+  TokenIds ids = engine_.Tokenize(line);
+  std::lock_guard lock(mutex_);
+  const std::size_t bytes = line.size() + ids.size() * sizeof(TokenId);
+  if (served_bytes_ + bytes > kMaxServedBytes) {
+    served_.clear();
+    served_bytes_ = 0;
+  }
+  if (served_.emplace(line, ids).second) served_bytes_ += bytes;
+  return ids;
 }
 
 Result<std::shared_ptr<const TokenIds>> FactEncoder::Opening() {

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "encode/recipe.h"
@@ -39,8 +40,8 @@ class FactEncoder {
   /// \param scope the fact's own scope.
   Result<FactEncoding> Encode(const Fact& fact, const ScopeInfo& scope);
 
-  /// Ids of the served line of a fact.
-  TokenIds ServedIds(const Fact& fact, const ScopeInfo& scope) const;
+  /// Ids of the served line of a fact; remembered, because a fact is served again and again.
+  TokenIds ServedIds(const Fact& fact, const ScopeInfo& scope);
 
   /// Key of an exact prefix: shared by all scopes of a tenant, exact for everybody.
   Result<KvKey> PrefixKey(const std::string& tenant, std::span<const TokenId> ids);
@@ -61,6 +62,8 @@ class FactEncoder {
   std::shared_ptr<const TokenIds> opening_;
   std::map<std::string, std::shared_ptr<const TokenIds>> primer_contexts_;  // by primer text
   std::map<std::string, std::vector<std::uint8_t>> secrets_;               // by tenant
+  std::unordered_map<std::string, TokenIds> served_;                       // by served line
+  std::size_t served_bytes_ = 0;
 };
 
 /// Canonical text of a scope, as hashed into keys and tags: no two scopes share it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <mutex>
 #include <shared_mutex>
@@ -58,9 +59,13 @@ struct Retriever::Impl {
     if (!options.clock) options.clock = SystemClock();
   }
 
+  Result<std::vector<Candidate>> KeywordHits(const SearchRequest& request,
+                                             std::span<const ScopeId> scopes);
+  /// \param hits of the keyword search, or none.
   Result<std::vector<Candidate>> Collect(const SearchRequest& request,
                                          std::span<const ScopeId> scopes,
-                                         std::span<const float> query, const std::string& today);
+                                         std::span<const float> query, const std::string& today,
+                                         std::vector<Candidate> hits);
   Status CollectFromScope(const SearchRequest& request, ScopeId scope, std::span<const float> query,
                           const std::string& today, std::vector<Candidate>& hits,
                           std::vector<Candidate>& candidates);
@@ -199,28 +204,32 @@ Status Retriever::Impl::DropFiltered(const SearchRequest& request, std::span<con
   return OkStatus();
 }
 
+Result<std::vector<Candidate>> Retriever::Impl::KeywordHits(const SearchRequest& request,
+                                                            std::span<const ScopeId> scopes) {
+  const std::int32_t pool = CandidatePool(request.top_k);
+  const std::int32_t limit = request.filter ? std::max(pool, kFilteredKeywordHits) : pool;
+  const std::string keyword_query = KeywordQuery(request.query);
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KeywordHit> found,
+                              catalog.KeywordSearch(scopes, keyword_query, limit));
+  const std::int32_t terms = CountQueryTerms(keyword_query);
+  std::vector<Candidate> hits;
+  std::unordered_set<std::string_view> seen;
+  for (const KeywordHit& hit : found) {
+    if (!seen.insert(hit.fact_id).second) continue;
+    Candidate candidate;
+    candidate.fact_id = hit.fact_id;
+    candidate.keyword = KeywordScore(hit.bm25, terms);
+    candidate.keyword_hit = true;
+    hits.push_back(std::move(candidate));
+  }
+  return hits;
+}
+
 Result<std::vector<Candidate>> Retriever::Impl::Collect(const SearchRequest& request,
                                                         std::span<const ScopeId> scopes,
                                                         std::span<const float> query,
-                                                        const std::string& today) {
-  std::vector<Candidate> hits;
-  if (request.keyword) {
-    const std::int32_t pool = CandidatePool(request.top_k);
-    const std::int32_t limit = request.filter ? std::max(pool, kFilteredKeywordHits) : pool;
-    const std::string keyword_query = KeywordQuery(request.query);
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KeywordHit> found,
-                                catalog.KeywordSearch(scopes, keyword_query, limit));
-    const std::int32_t terms = CountQueryTerms(keyword_query);
-    std::unordered_set<std::string_view> seen;
-    for (const KeywordHit& hit : found) {
-      if (!seen.insert(hit.fact_id).second) continue;
-      Candidate candidate;
-      candidate.fact_id = hit.fact_id;
-      candidate.keyword = KeywordScore(hit.bm25, terms);
-      candidate.keyword_hit = true;
-      hits.push_back(std::move(candidate));
-    }
-  }
+                                                        const std::string& today,
+                                                        std::vector<Candidate> hits) {
   std::vector<Candidate> candidates;
   for (const ScopeId scope : scopes) {
     INFERSCALE_RETURN_IF_ERROR(
@@ -299,14 +308,25 @@ Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request) {
     return std::vector<SearchHit>{};
   }
 
+  // The two searches need nothing of each other; embedding the query takes the longest.
+  std::future<Result<std::vector<Candidate>>> keyword_search;
+  if (request.keyword) {
+    keyword_search = std::async(std::launch::async,
+                                [&] { return impl_->KeywordHits(request, scopes); });
+  }
   INFERSCALE_ASSIGN_OR_RETURN(const auto vectors, impl_->embedder.Embed({&request.query, 1}));
   if (vectors.size() != 1 ||
       vectors[0].size() != static_cast<std::size_t>(impl_->embedder.dimensions())) {
     return Internal("the embedder gave no vector of its own dimensions for the query");
   }
   const std::string today = FormatDate(impl_->options.clock());
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Candidate> ranked,
-                              impl_->Collect(request, scopes, vectors[0], today));
+  std::vector<Candidate> hits;
+  if (keyword_search.valid()) {
+    INFERSCALE_ASSIGN_OR_RETURN(hits, keyword_search.get());
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<Candidate> ranked,
+      impl_->Collect(request, scopes, vectors[0], today, std::move(hits)));
   return impl_->Fetch(request, scopes, ranked, today);
 }
 
