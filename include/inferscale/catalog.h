@@ -90,6 +90,7 @@ struct Erasure {
   std::uint64_t scope_tag = 0;  ///< ScopeInfo::tag, kept here because the scope itself may be forgotten
   std::uint64_t epoch = 0;
   bool whole_scope = false;
+  bool prefixes = false;        ///< exact prefixes too: an application's text may quote what was forgotten
   std::vector<KvKey> keys;
 };
 
@@ -176,8 +177,8 @@ class Catalog {
   virtual Result<Erasure> UpdateFact(const std::string& id, const FactUpdate& update) = 0;
   virtual Result<Erasure> DeleteFact(const std::string& id) = 0;
   virtual Result<std::vector<Erasure>> DeleteScopes(std::span<const ScopeId> scopes) = 0;
-  /// Forget: also history, source turns that no other fact needs, ledger and index pages; afterwards no
-  /// file of the catalog holds the text or its token ids. Slow (rewrites the file).
+  /// Forget: also history, turns that are its source or repeat it and that no other fact needs, ledger and
+  /// index pages; afterwards no file of the catalog holds the text or its token ids. Slow (rewrites the file).
   virtual Result<Erasure> ForgetFact(const std::string& id) = 0;
   virtual Result<std::vector<Erasure>> ForgetScopes(std::span<const ScopeId> scopes) = 0;
   virtual Result<std::vector<Erasure>> PendingErasures() = 0;

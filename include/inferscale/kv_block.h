@@ -38,6 +38,9 @@ struct KvGeometry {
 /// LoRA, RoPE, geometry, cache type. Recipe and codec are in the key: the recipe as the tokens seen.
 using Fingerprint = std::array<std::uint8_t, 32>;
 
+/// Scope tag of exact prefixes, which belong to no owner.
+inline constexpr std::uint64_t kPrefixScopeTag = 0;
+
 /// What a block is and whose; everything but the payload.
 struct KvBlockInfo {
   KvKey key;

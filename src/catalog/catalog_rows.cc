@@ -215,7 +215,7 @@ void RecordErasure(Connection& connection, Erasure& erasure) {
   Query(connection, "INSERT INTO erasures(scope_tag, epoch, whole_scope, keys) VALUES(?, ?, ?, ?)")
       .Bind(erasure.scope_tag)
       .Bind(erasure.epoch)
-      .Bind(erasure.whole_scope ? 1 : 0)
+      .Bind((erasure.whole_scope ? kErasesScope : 0) | (erasure.prefixes ? kErasesPrefixes : 0))
       .Bind(keys)
       .Run();
   erasure.id = connection.LastInsertRow();

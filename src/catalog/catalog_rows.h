@@ -76,6 +76,8 @@ void DropLedgerOfFact(Connection& connection, std::string_view fact_id);
 /// Entries of the scope, and those of others in which one of its facts stands.
 void DropLedgerOfScope(Connection& connection, ScopeId scope);
 
+/// Bits of the column `whole_scope` of an erasure.
+inline constexpr std::int64_t kErasesScope = 1, kErasesPrefixes = 2;
 /// Puts an erasure on the list of those to be done and fills in its id.
 void RecordErasure(Connection& connection, Erasure& erasure);
 

@@ -14,6 +14,57 @@ ScopeId ScopeOfPastFact(Connection& connection, const std::string& id) {
   return query.Bind(id).Step() ? query.Integer(0) : 0;
 }
 
+/// The scopes that conversations about scope ?1 may be kept under: its own and all wider ones.
+constexpr std::string_view kReaders =
+    "(SELECT reader.id FROM scopes AS reader JOIN scopes AS owner ON owner.id = ?1 AND "
+    "reader.tenant = owner.tenant AND reader.user IN ('', owner.user) AND "
+    "reader.agent IN ('', owner.agent) AND reader.run IN ('', owner.run) AND "
+    "reader.app IN ('', owner.app))";
+
+void DropLedgerOfReaders(Connection& connection, ScopeId scope) {
+  static const std::string kSql =
+      "DELETE FROM ledger WHERE scope_id IN " + std::string(kReaders);
+  Query(connection, kSql).Bind(scope).Run();
+}
+
+/// Turns that repeat what the history of `fact_id` (empty: of all facts of the scope) says, and that
+/// no live fact needs: what a chat remembered of served facts, and what waits to be extracted.
+std::vector<TurnId> TurnsThatRepeat(Connection& connection, ScopeId scope,
+                                    const std::string& fact_id) {
+  static const std::string kSql =
+      "WITH said(text) AS (SELECT lower(new_text) FROM history WHERE scope_id = ?1 AND "
+      "(?2 = '' OR fact_id = ?2) AND new_text IS NOT NULL AND event <> 'SUPERSEDE' UNION SELECT "
+      "lower(old_text) FROM history "
+      "WHERE scope_id = ?1 AND (?2 = '' OR fact_id = ?2) AND old_text IS NOT NULL) "
+      "SELECT id FROM turns WHERE scope_id IN " +
+      std::string(kReaders) +
+      " AND (?2 <> '' OR scope_id <> ?1) AND NOT EXISTS (SELECT 1 FROM fact_sources JOIN facts ON "
+      "facts.id = fact_sources.fact_id WHERE turn_id = turns.id) AND EXISTS "
+      "(SELECT 1 FROM said WHERE instr(lower(content), text))";
+  Query query(connection, kSql);
+  query.Bind(scope).Bind(fact_id);
+  std::vector<TurnId> turns;
+  while (query.Step()) turns.push_back(query.Integer(0));
+  return turns;
+}
+
+void ForgetTurns(Connection& connection, const std::vector<TurnId>& turns, std::vector<KvKey>& keys) {
+  for (const TurnId turn : turns) {
+    TakeKvThatSaw(connection, "turn:" + std::to_string(turn), keys);
+    // What went wrong with a job may quote what it read.
+    Query(connection,
+          "UPDATE jobs SET last_error = '' WHERE id IN "
+          "(SELECT job_id FROM job_turns WHERE turn_id = ?)")
+        .Bind(turn)
+        .Run();
+    Query scope(connection, "SELECT scope_id FROM turns WHERE id = ?");
+    const ScopeId owner = scope.Bind(turn).Step() ? scope.Integer(0) : 0;
+    scope.Reset();
+    Query(connection, "DELETE FROM turns WHERE id = ?").Bind(turn).Run();
+    DropIdleJobs(connection, owner);
+  }
+}
+
 void ForgetTurnsOf(Connection& connection, const std::string& fact_id, std::vector<KvKey>& keys) {
   std::vector<TurnId> turns;
   {
@@ -24,16 +75,7 @@ void ForgetTurnsOf(Connection& connection, const std::string& fact_id, std::vect
     query.Bind(fact_id);
     while (query.Step()) turns.push_back(query.Integer(0));
   }
-  for (const TurnId turn : turns) {
-    TakeKvThatSaw(connection, "turn:" + std::to_string(turn), keys);
-    // What went wrong with a job may quote what it read.
-    Query(connection,
-          "UPDATE jobs SET last_error = '' WHERE id IN "
-          "(SELECT job_id FROM job_turns WHERE turn_id = ?)")
-        .Bind(turn)
-        .Run();
-    Query(connection, "DELETE FROM turns WHERE id = ?").Bind(turn).Run();
-  }
+  ForgetTurns(connection, turns, keys);
   Query(connection,
         "UPDATE turns SET consumed = 1 WHERE id IN "
         "(SELECT turn_id FROM fact_sources WHERE fact_id = ?)")
@@ -61,6 +103,8 @@ void ForgetScope(Connection& connection, ScopeId scope, std::vector<KvKey>& keys
   records.Bind(scope);
   TakeKv(connection, records, keys);
   DropLedgerOfScope(connection, scope);
+  DropLedgerOfReaders(connection, scope);
+  ForgetTurns(connection, TurnsThatRepeat(connection, scope, ""), keys);
   Query(connection,
         "DELETE FROM keywords WHERE rowid IN (SELECT row FROM facts WHERE scope_id = ?)")
       .Bind(scope)
@@ -105,11 +149,14 @@ Result<Erasure> SqliteCatalog::ForgetFact(const std::string& id) {
     const ScopeId scope = found ? found->fact.scope_id : ScopeOfPastFact(connection, id);
     if (scope == 0) return UnknownFact(id);
     if (found) RemoveFact(connection, *found, erasure.keys);
-    ForgetHistoryOf(connection, id);
     ForgetTurnsOf(connection, id, erasure.keys);
+    ForgetTurns(connection, TurnsThatRepeat(connection, scope, id), erasure.keys);
+    ForgetHistoryOf(connection, id);
     DropIdleJobs(connection, scope);
     // Conversations may quote the fact, or be the one that it came from.
     DropLedgerOfScope(connection, scope);
+    DropLedgerOfReaders(connection, scope);
+    erasure.prefixes = true;
     RaiseEpoch(connection, scope, found ? -1 : 0, now, erasure);
     RecordErasure(connection, erasure);
     MarkForScrub(connection);
@@ -130,6 +177,7 @@ Result<std::vector<Erasure>> SqliteCatalog::ForgetScopes(std::span<const ScopeId
       INFERSCALE_RETURN_IF_ERROR(CheckScopeExists(connection, scope));
       Erasure erasure;
       erasure.whole_scope = true;
+      erasure.prefixes = true;
       RaiseEpoch(connection, scope, 0, now, erasure);
       ForgetScope(connection, scope, erasure.keys);
       RecordErasure(connection, erasure);
@@ -154,7 +202,8 @@ Result<std::vector<Erasure>> SqliteCatalog::PendingErasures() {
       erasure.id = query.Integer(0);
       erasure.scope_tag = static_cast<std::uint64_t>(query.Integer(1));
       erasure.epoch = static_cast<std::uint64_t>(query.Integer(2));
-      erasure.whole_scope = query.Integer(3) != 0;
+      erasure.whole_scope = (query.Integer(3) & kErasesScope) != 0;
+      erasure.prefixes = (query.Integer(3) & kErasesPrefixes) != 0;
       const std::vector<std::uint8_t> keys = query.Blob(4);
       const std::span<const std::uint8_t> all = keys;
       for (std::size_t at = 0; at + sizeof(KvKey::bytes) <= all.size();

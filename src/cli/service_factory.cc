@@ -106,6 +106,7 @@ Status CompleteErasures(const Config& config, Catalog& catalog) {
       if (erasure.whole_scope) {
         INFERSCALE_RETURN_IF_ERROR(store->EraseScope(erasure.scope_tag, erasure.epoch));
       }
+      if (erasure.prefixes) INFERSCALE_RETURN_IF_ERROR(store->EraseScope(kPrefixScopeTag, 0));
       INFERSCALE_RETURN_IF_ERROR(store->Erase(erasure.keys));
     }
     INFERSCALE_RETURN_IF_ERROR(catalog.CompleteErasure(erasure.id));

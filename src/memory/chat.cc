@@ -216,6 +216,8 @@ void MemoryService::Impl::WithPrefix(const Composition& composition, std::functi
   const BlockSpan& prefix = composition.blocks.front();
   EncodeRequest request;
   request.info.key = prefix.key;
+  request.info.scope_tag = kPrefixScopeTag;
+  request.info.epoch = prefix_epoch;
   request.info.codec = KvCodec::kF16;  // exact: stored as the cache holds it
   request.info.tokens.assign(composition.ids.begin() + prefix.begin, composition.ids.begin() + prefix.end);
   request.context = std::make_shared<const TokenIds>();

@@ -88,13 +88,19 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
   if (erasure.whole_scope) {
     INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(erasure.scope_tag, erasure.epoch));
   }
+  if (erasure.prefixes) INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(kPrefixScopeTag, ++prefix_epoch));
   INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag, erasure.epoch));
   return catalog->CompleteErasure(erasure.id);
 }
 
 Status MemoryService::Impl::Apply(const std::vector<Erasure>& erasures) {
-  for (const Erasure& erasure : erasures) INFERSCALE_RETURN_IF_ERROR(Apply(erasure));
-  return OkStatus();
+  Status status;
+  for (const Erasure& erasure : erasures) {
+    const Status applied = Apply(erasure);
+    if (status.ok()) status = applied;
+  }
+  if (worker != nullptr) worker->Wake();
+  return status;
 }
 
 void MemoryService::Impl::Embed(std::vector<NewFact>* facts) {
@@ -262,19 +268,18 @@ Result<Fact> MemoryService::Update(const std::string& id, FactUpdate update) {
     }
   }
   INFERSCALE_ASSIGN_OR_RETURN(const Erasure erasure, impl_->catalog->UpdateFact(id, update));
-  INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasure));
-  if (impl_->worker != nullptr) impl_->worker->Wake();
+  INFERSCALE_RETURN_IF_ERROR(impl_->Apply(std::vector{erasure}));
   return impl_->catalog->GetFact(id);
 }
 
 Status MemoryService::Delete(const std::string& id) {
   INFERSCALE_ASSIGN_OR_RETURN(const Erasure erasure, impl_->catalog->DeleteFact(id));
-  return impl_->Apply(erasure);
+  return impl_->Apply(std::vector{erasure});
 }
 
 Status MemoryService::Forget(const std::string& id) {
   INFERSCALE_ASSIGN_OR_RETURN(const Erasure erasure, impl_->catalog->ForgetFact(id));
-  return impl_->Apply(erasure);
+  return impl_->Apply(std::vector{erasure});
 }
 
 namespace {
@@ -315,9 +320,7 @@ Status MemoryService::SetDisplayName(const Scope& scope, const std::string& name
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo info, impl_->catalog->EnsureScope(scope));
   INFERSCALE_RETURN_IF_ERROR(impl_->catalog->SetDisplayName(info.id, name));
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->PendingErasures());
-  INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
-  if (impl_->worker != nullptr) impl_->worker->Wake();
-  return OkStatus();
+  return impl_->Apply(erasures);
 }
 
 Catalog& MemoryService::catalog() { return *impl_->catalog; }

@@ -79,7 +79,7 @@ Result<bool> EncodeSlice(Parts parts) {
     std::condition_variable changed;
     std::size_t open = 0;
     std::vector<KvKey> done;
-    Status error;
+    Status error, refused;
   };
   const auto latch = std::make_shared<Latch>();
   latch->open = requests.size();
@@ -93,7 +93,9 @@ Result<bool> EncodeSlice(Parts parts) {
           code == StatusCode::kResourceExhausted) {
         latch->done.push_back(outcome.key);
       }
-      if (!outcome.status.ok() && code != StatusCode::kFailedPrecondition && code != StatusCode::kCancelled) {
+      if (code == StatusCode::kFailedPrecondition || code == StatusCode::kCancelled) {
+        latch->refused = outcome.status;
+      } else if (!outcome.status.ok()) {
         latch->error = outcome.status;
       }
       if (--latch->open == 0) latch->changed.notify_all();
@@ -107,7 +109,14 @@ Result<bool> EncodeSlice(Parts parts) {
     spdlog::warn("encoding: {}", latch->error.ToString());
     if (done.empty()) return latch->error;
   }
-  return !done.empty();
+  if (!done.empty() || latch->refused.ok()) return !done.empty();
+  // Fenced by an erasure, the others of its scope are asked for again at once; else nothing but the
+  // store refused them.
+  for (const auto& [id, scope] : scopes) {
+    const Result<ScopeInfo> now = parts.catalog.GetScope(id);
+    if (!now.ok() || now->epoch != scope.epoch) return true;
+  }
+  return latch->refused;
 }
 
 }  // namespace
@@ -152,6 +161,13 @@ Status MemoryService::RunExtraction(const Job& job) {
     }
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts, impl_->catalog->GetFacts(served));
     for (const Fact& fact : facts) exclude.push_back(fact.text);
+    // One that was deleted since must not come back from what repeats it.
+    for (const std::string& id : served) {
+      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<HistoryEntry> history, impl_->catalog->History(id));
+      for (const HistoryEntry& entry : history) {
+        if (entry.is_deleted && entry.old_text.has_value()) exclude.push_back(*entry.old_text);
+      }
+    }
   }
   IngestBatch batch;
   batch.scope_id = job.scope_id;

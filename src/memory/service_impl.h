@@ -1,6 +1,7 @@
 #ifndef INFERSCALE_MEMORY_SERVICE_IMPL_H_
 #define INFERSCALE_MEMORY_SERVICE_IMPL_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,6 +28,7 @@ struct MemoryService::Impl {
   std::unique_ptr<FactEncoder> encoder;       // null without an engine
   std::unique_ptr<Retriever> retriever;
   std::string encoding_id;
+  std::atomic<std::uint64_t> prefix_epoch{1};  // raised when exact prefixes are erased: fences those under way
   std::mutex chats_mutex;
   std::set<std::shared_ptr<Generation>> chats;  // in flight: ended before anything they use goes
   std::unique_ptr<BackgroundWorker> worker;   // declared last: stops before its parts go
@@ -38,6 +40,7 @@ struct MemoryService::Impl {
 
   /// Removes from the engine what an erasure took out of the catalog, then marks it done.
   Status Apply(const Erasure& erasure);
+  /// Apply(), then wakes the worker: what an erasure cut short must be encoded again.
   Status Apply(const std::vector<Erasure>& erasures);
 
   /// Turns to facts, by the given mode. Does not store anything.
