@@ -159,6 +159,24 @@ Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const 
   return servable;
 }
 
+void MemoryService::Impl::EncodeLost(const Composition& composition, const GenerationReport& generation) {
+  const bool lost = std::any_of(
+      generation.fallbacks.begin(), generation.fallbacks.end(),
+      [](const Fallback& fallback) { return fallback.reason == "corrupt" || fallback.reason == "evicted"; });
+  if (!lost) return;
+  std::vector<KvKey> keys, missing;
+  for (const BlockSpan& block : composition.blocks) {
+    if (!block.exact) keys.push_back(block.key);
+  }
+  const std::vector<KvTier> tiers = engine->Presence(keys);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (tiers[i] == KvTier::kNone) missing.push_back(keys[i]);
+  }
+  const Status dropped = catalog->DropKvRecords(missing);
+  if (!dropped.ok()) spdlog::warn("lost KV is made again when it is asked for next: {}", dropped.ToString());
+  if (worker != nullptr) worker->Wake();
+}
+
 Result<Composed> MemoryService::Impl::ComposePrompt(std::span<const ScopeInfo> scopes,
                                                     std::span<const ChatMessage> messages,
                                                     std::span<const Fact> facts, MemoryMode mode,
@@ -305,6 +323,7 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     // The ledger must be kept before the client can send its next turn, and not on the engine's thread.
     const auto finish = [this, chat] {
       KeepLedger(*impl_->catalog, *chat, impl_->encoding_id);
+      impl_->EncodeLost(chat->composed.composition, chat->report.generation);
       if (chat->request.remember && chat->request.scope.HasOwner()) Remember(chat->request, chat->report);
       chat->on_done(std::move(chat->report));
       {

@@ -53,6 +53,8 @@ struct MemoryService::Impl {
   /// The facts as they may be served, in the order given. Missing blocks are queued again.
   Result<std::vector<ServableFact>> Servable(std::span<const Fact> facts, std::span<const ScopeInfo> scopes,
                                              MemoryMode mode);
+  /// Queues again what a generation found evicted or corrupt.
+  void EncodeLost(const Composition& composition, const GenerationReport& generation);
   Result<Composed> ComposePrompt(std::span<const ScopeInfo> scopes, std::span<const ChatMessage> messages,
                                  std::span<const Fact> facts, MemoryMode mode, std::int32_t compute_best,
                                  std::int32_t answer_tokens, const LedgerEntry* ledger);
