@@ -10,6 +10,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "compose/conversation_hash.h"
 #include "memory/service_impl.h"
@@ -85,7 +86,7 @@ const ChatMessage* LastUserMessage(const std::vector<ChatMessage>& messages) {
 }
 
 /// Whether everything an earlier prompt says is still true.
-Result<bool> StillTrue(Catalog& catalog, const LedgerEntry& entry) {
+Result<bool> StillTrue(Catalog& catalog, const LedgerEntry& entry, TimeMs now) {
   std::vector<std::string> ids;
   std::map<std::string, std::int64_t> versions;
   for (const LedgerEntry::Placement& fact : entry.facts) {
@@ -94,8 +95,10 @@ Result<bool> StillTrue(Catalog& catalog, const LedgerEntry& entry) {
   }
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts, catalog.GetFacts(ids));
   if (facts.size() != entry.facts.size()) return false;
+  const std::string today = FormatDate(now);
   return std::all_of(facts.begin(), facts.end(), [&](const Fact& fact) {
-    return fact.superseded_by.empty() && versions[fact.id] == fact.version;
+    const bool expired = !fact.expiration_date.empty() && fact.expiration_date < today;
+    return fact.superseded_by.empty() && versions[fact.id] == fact.version && !expired;
   });
 }
 
@@ -284,7 +287,8 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     if (scope.scope == request.scope) chat->ledger_scope = scope;
   }
   std::optional<LedgerEntry> ledger;
-  if (request.use_ledger && chat->ledger_scope.id != 0) {
+  // What earlier turns sent was chosen by other filters: with one, the prompt is made anew.
+  if (request.use_ledger && chat->ledger_scope.id != 0 && request.filter == nullptr) {
     // The longest prefix that ends with an answer: edited or branched history has another hash.
     for (std::size_t count = request.messages.size(); count-- > 1 && !ledger.has_value();) {
       if (request.messages[count - 1].role != "assistant") continue;
@@ -294,7 +298,7 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
       break;
     }
     if (ledger.has_value()) {
-      INFERSCALE_ASSIGN_OR_RETURN(const bool still_true, StillTrue(*impl_->catalog, *ledger));
+      INFERSCALE_ASSIGN_OR_RETURN(const bool still_true, StillTrue(*impl_->catalog, *ledger, impl_->Now()));
       if (!still_true || ledger->encoding_id != impl_->encoding_id) ledger.reset();
     }
   }
@@ -307,6 +311,19 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     return std::none_of(chat->composed.facts.begin(), chat->composed.facts.end(),
                         [&](const PlacedFact& fact) { return fact.id == hit.fact.id; });
   });
+  std::vector<std::string> sent_before;
+  for (const PlacedFact& fact : chat->composed.facts) {
+    const auto found = [&](const SearchHit& hit) { return hit.fact.id == fact.id; };
+    if (std::none_of(chat->report.memories.begin(), chat->report.memories.end(), found)) {
+      sent_before.push_back(fact.id);
+    }
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(std::vector<Fact> earlier, impl_->catalog->GetFacts(sent_before));
+  for (Fact& fact : earlier) {
+    SearchHit hit;
+    hit.fact = std::move(fact);
+    chat->report.memories.push_back(std::move(hit));
+  }
   fallbacks.insert(fallbacks.end(), chat->composed.fallbacks.begin(), chat->composed.fallbacks.end());
   chat->report.compose_ms = MillisecondsSince(compose_start);
   chat->request = std::move(request);
