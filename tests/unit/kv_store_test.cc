@@ -13,77 +13,23 @@
 #include <utility>
 #include <vector>
 
-#include "support/kv_blocks.h"
+#include "support/kv_store_fixture.h"
 
 namespace inferscale {
 namespace {
 
 namespace fs = std::filesystem;
+using test::BlockFiles;
+using test::BytesOnDisk;
+using test::FileBytes;
+using test::FlipLastByte;
+using test::HostBytes;
+using test::KvStoreTest;
 using test::TemporaryFolder;
 using test::TestBlock;
 using test::TestBlockInfo;
 using test::TestFingerprint;
 using test::TestKey;
-
-std::int64_t HostBytes(std::uint64_t number) {
-  return static_cast<std::int64_t>(TestBlock(number)->MemorySizeBytes());
-}
-
-std::int64_t FileBytes(std::uint64_t number) {
-  return static_cast<std::int64_t>(TestBlock(number)->Serialize().size());
-}
-
-std::vector<fs::path> BlockFiles(const fs::path& folder) {
-  std::vector<fs::path> files;
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.is_regular_file()) files.push_back(entry.path());
-  }
-  return files;
-}
-
-std::int64_t BytesOnDisk(const fs::path& folder) {
-  std::int64_t bytes = 0;
-  for (const fs::path& file : BlockFiles(folder))
-    bytes += static_cast<std::int64_t>(file_size(file));
-  return bytes;
-}
-
-void FlipLastByte(const fs::path& path) {
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekg(-1, std::ios::end);
-  const int byte = file.get();
-  file.seekp(-1, std::ios::end);
-  file.put(static_cast<char>(byte ^ 1));
-}
-
-class KvStoreTest : public testing::Test {
- protected:
-  KvStoreOptions Options() const {
-    return {.folder = folder_.path() / "kv",
-            .host_budget_bytes = 1 << 20,
-            .file_budget_bytes = 1 << 20,
-            .fingerprint = TestFingerprint(1)};
-  }
-  static std::unique_ptr<KvStore> Open(const KvStoreOptions& options) {
-    auto store = KvStore::Open(options);
-    EXPECT_TRUE(store.ok()) << store.status().ToString();
-    return std::move(store).value();
-  }
-  static KvTier Tier(const KvStore& store, std::uint64_t number) {
-    return store.Presence(std::vector{TestKey(number)})[0];
-  }
-  static StatusCode AcquireCode(KvStore& store, std::uint64_t number) {
-    return store.Acquire(TestKey(number)).status().code();
-  }
-  static void PutAll(KvStore& store, std::uint64_t first, std::uint64_t last) {
-    for (std::uint64_t i = first; i <= last; ++i) {
-      const Status status = store.Put(TestBlock(i));
-      ASSERT_TRUE(status.ok()) << status.ToString();
-    }
-  }
-
-  TemporaryFolder folder_;
-};
 
 TEST_F(KvStoreTest, WhatIsPutIsAcquiredFromMemoryAndAfterReopeningFromItsFile) {
   {
@@ -381,89 +327,6 @@ TEST_F(KvStoreTest, VanishedFileIsAMiss) {
   EXPECT_EQ(store->Stats().file_bytes, 0);
 }
 
-TEST_F(KvStoreTest, ErasedWhilePinnedStaysReadableAndIsGone) {
-  const auto store = Open(Options());
-  PutAll(*store, 1, 2);
-  {
-    const KvStore::Pin pin = *store->Acquire(TestKey(1));
-    EXPECT_TRUE(store->Erase(std::vector{TestKey(1), TestKey(77)}).ok());
-    EXPECT_EQ(Tier(*store, 1), KvTier::kNone);
-    EXPECT_EQ(AcquireCode(*store, 1), StatusCode::kNotFound);
-    EXPECT_EQ(pin->Serialize(), TestBlock(1)->Serialize());
-    EXPECT_EQ(store->Stats().pinned_blocks, 1);
-    // The same key put again is another block with pins of its own.
-    PutAll(*store, 1, 1);
-    const KvStore::Pin newer = *store->Acquire(TestKey(1));
-    EXPECT_EQ(store->Stats().pinned_blocks, 2);
-    EXPECT_TRUE(store->Erase(std::vector{TestKey(1)}).ok());
-  }
-  EXPECT_EQ(store->Stats().pinned_blocks, 0);
-  EXPECT_EQ(store->Stats().host_bytes, HostBytes(2));
-  EXPECT_EQ(BlockFiles(folder_.path()).size(), 1u);
-}
-
-TEST_F(KvStoreTest, ErasedBlockDoesNotComeBackAfterReopening) {
-  {
-    const auto store = Open(Options());
-    PutAll(*store, 1, 2);
-    EXPECT_TRUE(store->Erase(std::vector{TestKey(1)}).ok());
-  }
-  const auto store = Open(Options());
-  EXPECT_EQ(Tier(*store, 1), KvTier::kNone);
-  EXPECT_EQ(Tier(*store, 2), KvTier::kFile);
-}
-
-TEST_F(KvStoreTest, EraseReachesFilesOfOtherModels) {
-  {
-    const auto store = Open(Options());
-    PutAll(*store, 1, 3);
-  }
-  KvStoreOptions other = Options();
-  other.fingerprint = TestFingerprint(2);
-  const auto store = Open(other);
-  EXPECT_TRUE(store->Erase(std::vector{TestKey(1)}).ok());
-  EXPECT_EQ(BlockFiles(other.folder).size(), 2u);
-  EXPECT_TRUE(store->EraseScope(5, 2).ok());
-  EXPECT_EQ(BlockFiles(other.folder).size(), 0u);
-}
-
-TEST_F(KvStoreTest, EraseScopeTakesAllOfAScopeAndNothingElse) {
-  const auto store = Open(Options());
-  PutAll(*store, 1, 5);
-  KvBlockInfo info = TestBlockInfo(6);
-  info.scope_tag = 6;
-  ASSERT_TRUE(store->Put(TestBlock(info)).ok());
-  EXPECT_TRUE(store->EraseScope(5, 2).ok());
-  for (std::uint64_t i = 1; i <= 5; ++i) EXPECT_EQ(Tier(*store, i), KvTier::kNone);
-  EXPECT_EQ(Tier(*store, 6), KvTier::kHost);
-  EXPECT_EQ(BlockFiles(folder_.path()).size(), 1u);
-  EXPECT_EQ(store->Stats().file_blocks, 1);
-  EXPECT_EQ(store->Stats().host_blocks, 1);
-  EXPECT_EQ(store->Stats().file_bytes, BytesOnDisk(folder_.path()));
-}
-
-TEST_F(KvStoreTest, EpochFenceRefusesOlderPutsOnly) {
-  const auto store = Open(Options());
-  PutAll(*store, 1, 1);
-  store->FenceScope(5, 3);
-  EXPECT_EQ(Tier(*store, 1), KvTier::kHost) << "a fence erases nothing";
-  const auto put = [&](std::uint64_t number, std::uint64_t scope, std::uint64_t epoch) {
-    KvBlockInfo info = TestBlockInfo(number);
-    info.scope_tag = scope;
-    info.epoch = epoch;
-    return store->Put(TestBlock(info)).code();
-  };
-  EXPECT_EQ(put(2, 5, 2), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(Tier(*store, 2), KvTier::kNone);
-  EXPECT_EQ(put(2, 5, 3), StatusCode::kOk);
-  EXPECT_EQ(put(3, 6, 1), StatusCode::kOk);
-  store->FenceScope(5, 2);
-  EXPECT_EQ(put(4, 5, 2), StatusCode::kFailedPrecondition) << "a fence is never lowered";
-  EXPECT_TRUE(store->EraseScope(5, 4).ok());
-  EXPECT_EQ(put(4, 5, 3), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(put(4, 5, 4), StatusCode::kOk);
-}
-
 TEST_F(KvStoreTest, OneHundredAcquisitionsLeaveTheBytesUnchanged) {
   KvStoreOptions options = Options();
   options.host_budget_bytes = HostBytes(1);
@@ -554,28 +417,6 @@ TEST_F(KvStoreTest, ThreadsLeaveNoPinAndNoWrongByte) {
   EXPECT_EQ(stats.file_bytes, BytesOnDisk(folder_.path()));
   EXPECT_LE(stats.file_bytes, options.file_budget_bytes);
   EXPECT_EQ(stats.corrupt, 0);
-}
-
-TEST_F(KvStoreTest, PutsUnderWayCannotBringAnErasedScopeBack) {
-  KvStoreOptions options = Options();
-  const auto store = Open(options);
-  std::atomic<bool> stop = false;
-  std::vector<std::thread> writers;
-  for (int t = 0; t < 3; ++t) {
-    writers.emplace_back([&, t] {
-      for (std::uint64_t i = 0; !stop; ++i) (void)store->Put(TestBlock(1000 * t + i % 20));
-    });
-  }
-  while (store->Stats().file_blocks < 10) std::this_thread::yield();
-  ASSERT_TRUE(store->EraseScope(5, 2).ok());
-  // Nothing of the scope is left on disk from the moment that the call has returned.
-  EXPECT_EQ(BlockFiles(options.folder).size(), 0u);
-  EXPECT_EQ(store->Stats().host_blocks, 0);
-  for (int i = 0; i < 50; ++i) std::this_thread::yield();
-  stop = true;
-  for (auto& writer : writers) writer.join();
-  EXPECT_EQ(store->Stats().host_blocks, 0);
-  EXPECT_EQ(store->Stats().file_blocks, 0);
 }
 
 TEST_F(KvStoreTest, OpenRefusesBadOptions) {
