@@ -30,6 +30,13 @@ set_property(DIRECTORY "${CMAKE_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEP
              "${llama_prefix}/share/complete" third_party/llama/CMakeLists.txt tools/setup/pins.sh)
 
 add_library(inferscale_llama_cpp INTERFACE)
+# Part of every KV block's fingerprint. A source tree of one's own is named by its path.
+file(STRINGS "${CMAKE_SOURCE_DIR}/tools/setup/pins.sh" llama_commit REGEX "^readonly LLAMA_COMMIT=")
+string(REGEX REPLACE "^.*=" "" llama_commit "${llama_commit}")
+if(INFERSCALE_LLAMA_SOURCE_DIR)
+  set(llama_commit "${INFERSCALE_LLAMA_SOURCE_DIR}")
+endif()
+target_compile_definitions(inferscale_llama_cpp INTERFACE INFERSCALE_LLAMA_COMMIT="${llama_commit}")
 target_include_directories(inferscale_llama_cpp SYSTEM INTERFACE "${llama_prefix}/include"
                                                                  "${llama_prefix}/include/common")
 set(llama_archives llama-common llama-common-base cpp-httplib llama ggml)

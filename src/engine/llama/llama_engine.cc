@@ -23,12 +23,8 @@
 namespace inferscale {
 namespace {
 
-/// The llama.cpp that computes the blocks: its commit where the build knows it.
-#ifdef INFERSCALE_LLAMA_COMMIT
+/// The llama.cpp that computes the blocks.
 const std::string kLlamaBuild = INFERSCALE_LLAMA_COMMIT;
-#else
-const std::string kLlamaBuild = std::string(llama_version()) + " " + ggml_version() + " " + ggml_commit();
-#endif
 
 /// Logits of one computation when scoring; more only means more steps.
 constexpr std::int32_t kScoringOutputs = 64;
