@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/utf8.h"
+#include "kernels/kernels.h"
 
 namespace inferscale::catalog {
 namespace {
@@ -126,16 +127,17 @@ Result<std::vector<std::uint8_t>> EncodeEmbedding(std::span<const float> vector)
     return InvalidArgument("an embedding of " + std::to_string(vector.size()) +
                            " numbers is too long; at most " + std::to_string(kMaxEmbeddingSize));
   }
-  std::vector<std::uint8_t> bytes(vector.size() * sizeof(std::uint16_t));
   for (std::size_t i = 0; i < vector.size(); ++i) {
     if (!(std::fabs(vector[i]) <= kMaxHalf)) {
       return InvalidArgument("embedding value " + std::to_string(i) + " (" +
                              std::to_string(vector[i]) +
                              ") does not fit 16 bits: normalise the embedding");
     }
-    const auto half = static_cast<_Float16>(vector[i]);
-    std::memcpy(bytes.data() + i * sizeof(half), &half, sizeof(half));
   }
+  std::vector<std::uint16_t> halves(vector.size());
+  kernels::FloatToHalf(vector.data(), halves.data(), halves.size());
+  std::vector<std::uint8_t> bytes(halves.size() * sizeof(std::uint16_t));
+  if (!bytes.empty()) std::memcpy(bytes.data(), halves.data(), bytes.size());
   return bytes;
 }
 

@@ -20,7 +20,7 @@ ALLOWED = {
     "rope": ["base"],
     "kv": ["kernels", "rope"],
     "llama": ["base"],
-    "catalog": ["base"],
+    "catalog": ["kernels", "base"],
     "embed": ["llama", "kernels"],
     "retrieval": ["embed", "catalog", "llama", "kernels"],
     "engine": ["kv", "llama"],
