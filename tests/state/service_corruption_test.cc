@@ -119,6 +119,31 @@ TEST_F(ServiceCorruption, ABlockOfAnotherModelIsNotUsed) {
   Damage(2, "corrupt", [&](const auto& path) { WriteBytes(path, foreign); });
 }
 
+TEST_F(ServiceCorruption, AStoreThatCannotBeWrittenIsSaidNotWaitedForAndAnswersGoOn) {
+  const std::filesystem::path of_model = BlockFiles(data()).front().parent_path().parent_path();
+  Close();
+  std::filesystem::remove_all(of_model);
+  WriteBytes(of_model, "a file in the folder's place");
+  Open();
+  Chat(User("ada"), kQuestion);  // finds the blocks gone
+  const auto start = std::chrono::steady_clock::now();
+  const Status idle = service_->WaitIdle([&](const PendingWork&) {
+    return std::chrono::steady_clock::now() - start < std::chrono::seconds(30);
+  });
+  EXPECT_FALSE(idle.ok());
+  EXPECT_NE(idle.code(), StatusCode::kCancelled) << "waited without a word: " << idle.ToString();
+  Chat(User("ada"), kQuestion);
+  EXPECT_TRUE(PromptHas(facts_[0].text));
+
+  Close();
+  std::filesystem::remove(of_model);
+  Open();
+  ASSERT_NO_FATAL_FAILURE(WaitIdle());
+  Chat(User("ada"), kQuestion);
+  ASSERT_NO_FATAL_FAILURE(WaitIdle());
+  EXPECT_FALSE(BlockPath(BlockName(facts_[0].id)).empty());
+}
+
 TEST_F(ServiceCorruption, WithEveryBlockCorruptTheAnswerIsThatOfTheText) {
   const ChatReport text = Answer(MemoryMode::kText);
   const TokenIds prompt = engine_->LastPrompt().ids;
