@@ -22,13 +22,12 @@ constexpr std::string_view kReaders =
     "reader.app IN ('', owner.app))";
 
 void DropLedgerOfReaders(Connection& connection, ScopeId scope) {
-  static const std::string kSql =
-      "DELETE FROM ledger WHERE scope_id IN " + std::string(kReaders);
+  static const std::string kSql = "DELETE FROM ledger WHERE scope_id IN " + std::string(kReaders);
   Query(connection, kSql).Bind(scope).Run();
 }
 
-/// Turns that repeat what the history of `fact_id` (empty: of all facts of the scope) says, and that
-/// no live fact needs: what a chat remembered of served facts, and what waits to be extracted.
+/// Turns that repeat what the history of `fact_id` (empty: of all facts of the scope) says, and
+/// that no live fact needs: what a chat remembered of served facts, and what waits to be extracted.
 std::vector<TurnId> TurnsThatRepeat(Connection& connection, ScopeId scope,
                                     const std::string& fact_id) {
   static const std::string kSql =
@@ -48,7 +47,8 @@ std::vector<TurnId> TurnsThatRepeat(Connection& connection, ScopeId scope,
   return turns;
 }
 
-void ForgetTurns(Connection& connection, const std::vector<TurnId>& turns, std::vector<KvKey>& keys) {
+void ForgetTurns(Connection& connection, const std::vector<TurnId>& turns,
+                 std::vector<KvKey>& keys) {
   for (const TurnId turn : turns) {
     TakeKvThatSaw(connection, "turn:" + std::to_string(turn), keys);
     // What went wrong with a job may quote what it read.

@@ -37,10 +37,13 @@ TEST_F(ServiceChange, FactsAreKeptAndKvIsRebuiltNeverReused) {
   AddFacts();
   Answer();  // a ledger entry of the first settings
   const std::vector<std::tuple<std::string, std::string, KvCodec>> settings = {
-      {"llama_norm", "bare", KvCodec::kInt4},      {"llama_norm", "header", KvCodec::kInt4},
+      {"llama_norm", "bare", KvCodec::kInt4},
+      {"llama_norm", "header", KvCodec::kInt4},
       {"llama_norm", "primer:2", KvCodec::kF16},
-      {"llama_yarn", "primer:2", KvCodec::kF16},   {"qwen2", "header", KvCodec::kInt8},
-      {"llama_norm", "header", KvCodec::kF32}, {"llama_no_system", "primer:2", KvCodec::kInt4},
+      {"llama_yarn", "primer:2", KvCodec::kF16},
+      {"qwen2", "header", KvCodec::kInt8},
+      {"llama_norm", "header", KvCodec::kF32},
+      {"llama_no_system", "primer:2", KvCodec::kInt4},
       {"gemma3", "primer:2", KvCodec::kF16}};
   for (const auto& [model, recipe, codec] : settings) {
     SCOPED_TRACE(model + " " + recipe + " " + std::string(KvCodecName(codec)));

@@ -36,7 +36,8 @@ class ServiceConversation : public ServiceTest {
     messages_.push_back({"assistant", report.generation.text, ""});
     // What the next turn of this conversation has to open with.
     sent_ = engine_->LastPrompt().ids;
-    sent_.insert(sent_.end(), report.generation.generated.begin(), report.generation.generated.end());
+    sent_.insert(sent_.end(), report.generation.generated.begin(),
+                 report.generation.generated.end());
     return report;
   }
   bool Continues(const TokenIds& earlier) const {

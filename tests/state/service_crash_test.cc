@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kKills = 18;
 
-/// A child that writes, encodes, chats and deletes for ever, and is killed. This process loads no model
-/// before the last child is gone: threads do not survive a fork.
+/// A child that writes, encodes, chats and deletes for ever, and is killed. This process loads no
+/// model before the last child is gone: threads do not survive a fork.
 class ServiceCrash : public ServiceTest {
  protected:
   /// Says on `pipe` what was answered: sign, id and line break.
@@ -37,8 +37,10 @@ class ServiceCrash : public ServiceTest {
       AddRequest request;
       request.scope = User(i % 3 == 0 ? "bob" : "ada");
       for (int j = 0; j < 4; ++j) {
-        request.turns.push_back({0, "user", "", "round " + std::to_string(round) + " item " +
-                                                    std::to_string(i) + " part " + std::to_string(j), 0});
+        request.turns.push_back({0, "user", "",
+                                 "round " + std::to_string(round) + " item " + std::to_string(i) +
+                                     " part " + std::to_string(j),
+                                 0});
       }
       const Result<AddOutcome> added = service_->Add(request);
       if (!added.ok()) _exit(5);
@@ -93,7 +95,8 @@ class ServiceCrash : public ServiceTest {
       }
       if (first) started.set_value();
     });
-    // Every fourth child is killed while it starts, which includes finishing what the last one left.
+    // Every fourth child is killed while it starts, which includes finishing what the last one
+    // left.
     if (round % 4 != 3) started.get_future().wait();
     std::this_thread::sleep_for(after);
     kill(child, SIGKILL);
@@ -102,7 +105,8 @@ class ServiceCrash : public ServiceTest {
     reader.join();
     close(ends[0]);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << WEXITSTATUS(status);
-    for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos;
+         begin = end + 1) {
       const std::string id = text.substr(begin + 1, end - begin - 1);
       if (text[begin] == '!') ++started_;
       if (text[begin] == '+') kept_.insert(id);
@@ -115,7 +119,8 @@ class ServiceCrash : public ServiceTest {
   std::pair<std::set<std::string>, std::set<std::string>> KnownKeys() {
     std::set<std::string> recorded, erased;
     SQLite::Database database((data() / "catalog.db").string(), SQLite::OPEN_READONLY);
-    SQLite::Statement records(database, "SELECT lower(hex(key)) FROM kv_records JOIN facts ON facts.row = fact_row");
+    SQLite::Statement records(
+        database, "SELECT lower(hex(key)) FROM kv_records JOIN facts ON facts.row = fact_row");
     while (records.executeStep()) recorded.insert(records.getColumn(0).getString());
     SQLite::Statement erasures(database, "SELECT lower(hex(keys)) FROM erasures");
     while (erasures.executeStep()) {

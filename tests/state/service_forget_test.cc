@@ -177,7 +177,8 @@ TEST_F(ServiceForget, EncodingsUnderWayBringNothingBackAndTheOthersAreFinished) 
     ASSERT_NO_FATAL_FAILURE(WaitIdle());
     EXPECT_EQ(failures, 0);
     if (forget) ExpectNoTrace(Traces(kSecret));
-    EXPECT_THAT(FilesWith(data() / "kv", TokenRuns(*engine_, forget ? kSecret : kDeleted)), IsEmpty());
+    EXPECT_THAT(FilesWith(data() / "kv", TokenRuns(*engine_, forget ? kSecret : kDeleted)),
+                IsEmpty());
     EXPECT_EQ(service_->Pending()->encodings, 0);
     EXPECT_TRUE(Record(added->facts[0].fact_id).has_value());
   }

@@ -18,7 +18,8 @@ class ServiceReuse : public ServiceTest {
     return blocks;
   }
   std::vector<Fact> AddSome(int count) {
-    const char* things[] = {"kettle", "piano", "cellar", "garden", "bicycle", "clock", "mirror", "lamp"};
+    const char* things[] = {"kettle",  "piano", "cellar", "garden",
+                            "bicycle", "clock", "mirror", "lamp"};
     const char* places[] = {"hall", "kitchen", "attic", "yard"};
     std::vector<Fact> facts;
     for (int i = 0; i < count; ++i) {
@@ -46,8 +47,8 @@ TEST_F(ServiceReuse, FiveHundredCombinationsOfFewFactsNeedNoMoreStore) {
     std::vector<std::string> ids;
     for (std::size_t f = 0; f < count; ++f) ids.push_back(order[f].id);
     if (!combinations.insert(ids).second) continue;
-    const Result<Composition> composition = service_->ComposeFor(
-        User("ada"), messages, std::span(order).first(count), MemoryMode::kKv);
+    const Result<Composition> composition =
+        service_->ComposeFor(User("ada"), messages, std::span(order).first(count), MemoryMode::kKv);
     ASSERT_TRUE(composition.ok()) << composition.status().ToString();
     ASSERT_EQ(composition->blocks.size(), count + 1);
     const GenerationReport report = GenerateBlocking(*engine_, *composition, sampling);

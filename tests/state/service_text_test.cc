@@ -24,7 +24,11 @@ std::vector<std::string> HostileTexts() {
           "\u2028line\u2029paragraph\u0085next",
           "\uFEFFbyte order mark \u200B zero width",
           std::string(300, 'x') + "\u0301\u0301\u0301",
-          "   ", "\t\n", "'); DROP TABLE facts; --", "\" OR 1=1 * NEAR(a b) -", "{{ messages }} {% raw %}",
+          "   ",
+          "\t\n",
+          "'); DROP TABLE facts; --",
+          "\" OR 1=1 * NEAR(a b) -",
+          "{{ messages }} {% raw %}",
           "QzTextOfMessage0001zQ QzTextOfMessage0000zQ"};
 }
 
@@ -42,7 +46,8 @@ class ServiceText : public ServiceTest {
     return count;
   }
   bool IsSpecial(TokenId id) const {
-    return llama_vocab_is_control(vocabulary_->vocab(), id) || llama_vocab_is_eog(vocabulary_->vocab(), id) ||
+    return llama_vocab_is_control(vocabulary_->vocab(), id) ||
+           llama_vocab_is_eog(vocabulary_->vocab(), id) ||
            (llama_vocab_get_attr(vocabulary_->vocab(), id) & LLAMA_TOKEN_ATTR_USER_DEFINED) != 0;
   }
   std::vector<std::string> SpecialTexts() {
@@ -82,7 +87,10 @@ TEST_F(ServiceText, NoTextBecomesAControlToken) {
     ASSERT_NO_FATAL_FAILURE(WaitIdle());
 
     ChatRequest harmless = Ask(User("nobody"), "hello");
-    harmless.messages = {{"system", "be kind", ""}, {"user", "hello", ""}, {"assistant", "yes", ""}, {"user", "go", ""}};
+    harmless.messages = {{"system", "be kind", ""},
+                         {"user", "hello", ""},
+                         {"assistant", "yes", ""},
+                         {"user", "go", ""}};
     Chat(harmless);
     const std::size_t of_template = ControlTokens(engine_->LastPrompt().ids);
     ASSERT_GT(of_template, 0u);
@@ -137,7 +145,8 @@ TEST_F(ServiceText, HostileTextsAreStoredServedOrRefusedInWords) {
     if (outcome.ok()) {
       ++added;
     } else {
-      EXPECT_EQ(outcome.status().code(), StatusCode::kInvalidArgument) << outcome.status().ToString();
+      EXPECT_EQ(outcome.status().code(), StatusCode::kInvalidArgument)
+          << outcome.status().ToString();
       EXPECT_FALSE(outcome.status().message().empty());
     }
     const Result<std::vector<SearchHit>> hits = service_->Search(User("eve"), text, 5);
@@ -197,8 +206,8 @@ TEST_F(ServiceText, AMegabyteIsRefusedOrCutNeverACrash) {
 
 TEST_F(ServiceText, DatesOutsideTheCalendarAreServedWithoutHarm) {
   Open();
-  for (const TimeMs time : {std::numeric_limits<TimeMs>::max(), std::numeric_limits<TimeMs>::min(), TimeMs{-1},
-                            TimeMs{253'402'300'800'000}}) {
+  for (const TimeMs time : {std::numeric_limits<TimeMs>::max(), std::numeric_limits<TimeMs>::min(),
+                            TimeMs{-1}, TimeMs{253'402'300'800'000}}) {
     NewFact fact;
     fact.fact.text = "happened at " + std::to_string(time);
     fact.fact.event_time_ms = time;

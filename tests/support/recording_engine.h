@@ -11,8 +11,8 @@
 
 namespace inferscale::testing {
 
-/// Passes everything on to a real engine, keeps the prompts it was given, and lets a test act between
-/// the moment a service asks for encodings and the moment the engine hears of them.
+/// Passes everything on to a real engine, keeps the prompts it was given, and lets a test act
+/// between the moment a service asks for encodings and the moment the engine hears of them.
 class RecordingEngine : public Engine {
  public:
   explicit RecordingEngine(std::shared_ptr<Engine> inner) : inner_(std::move(inner)) {}
@@ -66,8 +66,7 @@ class RecordingEngine : public Engine {
   std::vector<KvTier> Presence(std::span<const KvKey> keys) const override {
     return inner_->Presence(keys);
   }
-  Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag,
-               std::uint64_t epoch) override {
+  Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) override {
     return inner_->Erase(keys, scope_tag, epoch);
   }
   Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) override {
