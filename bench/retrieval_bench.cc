@@ -1,6 +1,6 @@
-// Claims: (1) embedding a question, searching and fetching takes 6 ms at the median with 10,000 facts in
-// the scope; (2) the exact top 50 of 100,000 × 384 f16 rows takes 10 ms on one thread. Prints one table
-// and writes retrieval_bench.json.
+// Claims: (1) embedding a question, searching and fetching takes 6 ms at the median with 10,000
+// facts in the scope; (2) the exact top 50 of 100,000 × 384 f16 rows takes 10 ms on one thread.
+// Prints one table and writes retrieval_bench.json.
 //
 //   retrieval_bench [EMBEDDER.gguf]
 
@@ -30,7 +30,8 @@ constexpr int kDimensions = 384;
 constexpr int kRounds = 101;
 
 double ElapsedMs(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 nlohmann::json Row(const std::string& name, std::vector<double> times_ms) {
@@ -75,12 +76,14 @@ nlohmann::json BenchTopK() {
 
 std::string RandomText(std::mt19937& random) {
   static const char* const kNames[] = {"Anna", "Tom", "Li Wei", "Maria", "Jonas"};
-  static const char* const kVerbs[] = {"visited", "bought", "repaired", "planned", "painted", "lost"};
-  static const char* const kThings[] = {"a bicycle", "the old piano",  "a garden shed", "a book on birds",
-                                        "a boat",    "train tickets",  "a red lamp",    "wedding rings",
-                                        "a tent",    "a coffee grinder"};
-  static const char* const kPlaces[] = {"in Bern", "near the lake", "in Kyoto", "at the market",
-                                        "in Lisbon", "behind the school", "in the mountains"};
+  static const char* const kVerbs[] = {"visited", "bought",  "repaired",
+                                       "planned", "painted", "lost"};
+  static const char* const kThings[] = {
+      "a bicycle",     "the old piano", "a garden shed", "a book on birds", "a boat",
+      "train tickets", "a red lamp",    "wedding rings", "a tent",          "a coffee grinder"};
+  static const char* const kPlaces[] = {"in Bern",         "near the lake", "in Kyoto",
+                                        "at the market",   "in Lisbon",     "behind the school",
+                                        "in the mountains"};
   const auto pick = [&](auto& list) { return std::string(list[random() % std::size(list)]); };
   return pick(kNames) + " " + pick(kVerbs) + " " + pick(kThings) + " " + pick(kPlaces) +
          " on day " + std::to_string(random() % 3650) + ".";
@@ -98,8 +101,9 @@ int Run(const std::string& model) {
     std::fprintf(stderr, "%s\n", embedder.status().ToString().c_str());
     return 1;
   }
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() /
-                                       ("retrieval_bench_" + std::to_string(std::random_device{}()));
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() /
+      ("retrieval_bench_" + std::to_string(std::random_device{}()));
   CatalogOptions options;
   options.folder = folder;
   auto catalog = OpenSqliteCatalog(options);

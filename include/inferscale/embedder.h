@@ -2,8 +2,8 @@
 #define INFERSCALE_EMBEDDER_H_
 
 /// \file embedder.h
-/// Embedder: text to unit vectors. Implementations are thread-safe; vectors of different embedders are
-/// never compared (id() tells them apart).
+/// Embedder: text to unit vectors. Implementations are thread-safe; vectors of different embedders
+/// are never compared (id() tells them apart).
 
 #include <cstdint>
 #include <span>
@@ -17,8 +17,9 @@ namespace inferscale {
 class Embedder {
  public:
   virtual ~Embedder() = default;
-  /// \return one vector per text, [dimensions()], of length 1 (a text without any token: all zeros).
-  /// Texts longer than the model's window are cut. kUnavailable when a remote endpoint fails.
+  /// \return one vector per text, [dimensions()], of length 1 (a text without any token: all
+  /// zeros). Texts longer than the model's window are cut. kUnavailable when a remote endpoint
+  /// fails.
   virtual Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) = 0;
   virtual std::int32_t dimensions() const = 0;
   /// Hash of what decides the vectors (model file or endpoint and model name), as hexadecimal text.

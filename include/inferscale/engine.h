@@ -2,10 +2,11 @@
 #define INFERSCALE_ENGINE_H_
 
 /// \file engine.h
-/// Engine: the seam between memory and a serving engine. Implementations guarantee: a fact whose KV is
-/// missing, corrupt or erased is computed from its tokens, never an error; `injected_tokens` counts what
-/// was really written; the last prompt token is always computed; KV of one salt is never used under
-/// another. All methods are thread-safe; callbacks run on the engine's own thread and must not block.
+/// Engine: the seam between memory and a serving engine. Implementations guarantee: a fact whose KV
+/// is missing, corrupt or erased is computed from its tokens, never an error; `injected_tokens`
+/// counts what was really written; the last prompt token is always computed; KV of one salt is
+/// never used under another. All methods are thread-safe; callbacks run on the engine's own thread
+/// and must not block.
 
 #include <atomic>
 #include <chrono>
@@ -31,10 +32,12 @@ struct ChatMessage {
   std::string name;
 };
 
-/// A conversation as token ids, with the places where facts may stand. Message texts are tokenised on
-/// their own with special tokens off; only the template's own pieces have them on.
+/// A conversation as token ids, with the places where facts may stand. Message texts are tokenised
+/// on their own with special tokens off; only the template's own pieces have them on.
 struct RenderedChat {
-  struct Span { std::int32_t begin = 0, end = 0; };
+  struct Span {
+    std::int32_t begin = 0, end = 0;
+  };
 
   TokenIds ids;
   std::vector<Span> contents;  ///< [messages] where each message's text stands in `ids`
@@ -49,16 +52,16 @@ struct BlockSpan {
   KvKey key;
   std::int32_t begin = 0;  ///< first token in Composition::ids
   std::int32_t end = 0;
-  bool exact = false;      ///< an exact prefix, not a fact
+  bool exact = false;  ///< an exact prefix, not a fact
 };
 
 /// One prompt: its tokens, and which runs of them are blocks. Spans ascend and do not overlap.
 struct Composition {
   TokenIds ids;
   std::vector<BlockSpan> blocks;
-  std::string salt;          ///< KV computed under one salt is reused under no other
+  std::string salt;                       ///< KV computed under one salt is reused under no other
   std::vector<std::uint64_t> scope_tags;  ///< of all owners in it: erase() drops cached sequences
-  bool inject = true;        ///< false: text mode, everything is computed
+  bool inject = true;                     ///< false: text mode, everything is computed
 };
 
 struct Sampling {
@@ -70,13 +73,13 @@ struct Sampling {
   std::optional<std::uint32_t> seed;
   std::int32_t max_tokens = 256;
   std::vector<std::string> stop;
-  std::string grammar;       ///< GBNF; empty: none
+  std::string grammar;         ///< GBNF; empty: none
   std::int32_t logprobs = -1;  ///< top log-probabilities a token; -1: none
 };
 
 struct TokenEvent {
   TokenId id = 0;
-  std::string text;          ///< whole UTF-8 characters only; may be empty
+  std::string text;  ///< whole UTF-8 characters only; may be empty
   float logprob = 0;
   std::vector<std::pair<TokenId, float>> top_logprobs;
 };
@@ -94,15 +97,15 @@ enum class FinishReason { kStop, kLength, kCancelled, kDeadline, kError };
 struct GenerationReport {
   Status status;
   FinishReason finish = FinishReason::kStop;
-  TokenIds generated;            ///< without the end-of-generation token
+  TokenIds generated;  ///< without the end-of-generation token
   std::string text;
   std::int32_t prompt_tokens = 0;
   std::int32_t injected_tokens = 0;  ///< written from stored blocks
   std::int32_t reused_tokens = 0;    ///< already in the engine's cache for this salt
   std::int32_t computed_tokens = 0;
   std::int32_t injected_blocks = 0;
-  double queue_ms = 0;           ///< waiting for a place
-  double ttft_ms = 0;            ///< from Generate() to the first token, queueing included
+  double queue_ms = 0;  ///< waiting for a place
+  double ttft_ms = 0;   ///< from Generate() to the first token, queueing included
   double inject_ms = 0;
   double total_ms = 0;
   std::vector<Fallback> fallbacks;
@@ -124,9 +127,10 @@ class Generation {
 
 /// One fact (or exact prefix) to encode: `context` is computed in front and thrown away.
 struct EncodeRequest {
-  KvBlockInfo info;                             ///< geometry and fingerprint are filled in
-  std::shared_ptr<const TokenIds> context;      ///< shared between requests where equal; may be empty
-  bool urgent = false;  ///< a request waits for this (an exact prefix): do not give way to generations
+  KvBlockInfo info;                         ///< geometry and fingerprint are filled in
+  std::shared_ptr<const TokenIds> context;  ///< shared between requests where equal; may be empty
+  bool urgent =
+      false;  ///< a request waits for this (an exact prefix): do not give way to generations
 };
 
 struct EncodeOutcome {
@@ -135,19 +139,20 @@ struct EncodeOutcome {
 };
 
 struct ScoreReport {
-  std::vector<float> logprobs;       ///< [continuation]
-  std::vector<float> first_logprobs; ///< [vocabulary], of the first continuation token, if asked for
-  GenerationReport generation;       ///< token counts, TTFT, fallbacks
+  std::vector<float> logprobs;  ///< [continuation]
+  std::vector<float>
+      first_logprobs;           ///< [vocabulary], of the first continuation token, if asked for
+  GenerationReport generation;  ///< token counts, TTFT, fallbacks
 };
 
 struct EngineCapabilities {
   bool kv_injection = false;
-  std::string kv_refusal;            ///< why not, in words, when kv_injection is false
-  std::int32_t context_tokens = 0;   ///< longest prompt plus answer of one sequence
+  std::string kv_refusal;           ///< why not, in words, when kv_injection is false
+  std::int32_t context_tokens = 0;  ///< longest prompt plus answer of one sequence
   std::int32_t parallel_sequences = 0;
   bool grammar = false;
   bool scoring = false;
-  bool system_role = true;           ///< the template has a system message of its own
+  bool system_role = true;  ///< the template has a system message of its own
 };
 
 class Engine {
@@ -160,8 +165,8 @@ class Engine {
   /// The prompt for `messages`, ending where the assistant's answer begins.
   virtual Result<RenderedChat> Render(std::span<const ChatMessage> messages) const = 0;
 
-  /// Queues encodings; each ends in exactly one outcome. The block is in the store when its outcome is
-  /// ok. Gives way to generations.
+  /// Queues encodings; each ends in exactly one outcome. The block is in the store when its outcome
+  /// is ok. Gives way to generations.
   virtual void Encode(std::vector<EncodeRequest> requests,
                       std::function<void(const EncodeOutcome&)> on_outcome) = 0;
 
@@ -175,9 +180,10 @@ class Engine {
                                     bool first_distribution) = 0;
 
   virtual std::vector<KvTier> Presence(std::span<const KvKey> keys) const = 0;
-  /// Removes blocks, and every cached sequence that may contain them. Encodings asked for below `epoch`
-  /// that are still under way for this scope end without a block.
-  virtual Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) = 0;
+  /// Removes blocks, and every cached sequence that may contain them. Encodings asked for below
+  /// `epoch` that are still under way for this scope end without a block.
+  virtual Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag,
+                       std::uint64_t epoch) = 0;
   virtual Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) = 0;
 
   virtual const Fingerprint& fingerprint() const = 0;

@@ -19,7 +19,7 @@
 
 namespace inferscale {
 
-std::string_view KvCodecName(KvCodec codec);              ///< "f32", "f16", "bf16", "int8", "int4"
+std::string_view KvCodecName(KvCodec codec);  ///< "f32", "f16", "bf16", "int8", "int4"
 Result<KvCodec> ParseKvCodec(std::string_view name);
 
 /// Shape of one token's KV.
@@ -34,8 +34,9 @@ struct KvGeometry {
   std::int64_t TokenBytes(std::int32_t bytes_per_element) const;
 };
 
-/// SHA-256 over everything of the engine that decides a block's bytes: weights, tokenizer, template,
-/// LoRA, RoPE, geometry, cache type. Recipe and codec are in the key: the recipe as the tokens seen.
+/// SHA-256 over everything of the engine that decides a block's bytes: weights, tokenizer,
+/// template, LoRA, RoPE, geometry, cache type. Recipe and codec are in the key: the recipe as the
+/// tokens seen.
 using Fingerprint = std::array<std::uint8_t, 32>;
 
 /// Scope tag of exact prefixes, which belong to no owner.
@@ -45,18 +46,19 @@ inline constexpr std::uint64_t kPrefixScopeTag = 0;
 struct KvBlockInfo {
   KvKey key;
   Fingerprint fingerprint{};
-  std::uint64_t scope_tag = 0;              ///< opaque tag of the owner scope, for erasing by owner
-  std::uint64_t epoch = 0;                  ///< the scope's epoch when encoding was asked for
+  std::uint64_t scope_tag = 0;  ///< opaque tag of the owner scope, for erasing by owner
+  std::uint64_t epoch = 0;      ///< the scope's epoch when encoding was asked for
   KvGeometry geometry;
   KvCodec codec = KvCodec::kF16;
-  TokenIds tokens;                          ///< the ids the block stands for
-  std::vector<std::string> saw;             ///< ids of facts and turns it was encoded behind
+  TokenIds tokens;               ///< the ids the block stands for
+  std::vector<std::string> saw;  ///< ids of facts and turns it was encoded behind
 };
 
 class KvBlock {
  public:
   /// \param payload arranged as kernels::CodecView says; its size is checked.
-  static Result<std::shared_ptr<const KvBlock>> Create(KvBlockInfo info, std::vector<std::uint8_t> payload);
+  static Result<std::shared_ptr<const KvBlock>> Create(KvBlockInfo info,
+                                                       std::vector<std::uint8_t> payload);
 
   /// Parses a block file (docs/kv-format.md): magic, version, sizes and checksum are checked before
   /// anything is allocated. kDataLoss on any mismatch.
@@ -76,10 +78,12 @@ class KvBlock {
   std::vector<std::uint8_t> payload_;
 };
 
-/// \brief The key of a block: HMAC-SHA-256 under the tenant's secret, first 128 bits, over fingerprint,
-/// codec, scope, the tokens seen in front and the block's own tokens, each length-prefixed.
+/// \brief The key of a block: HMAC-SHA-256 under the tenant's secret, first 128 bits, over
+/// fingerprint, codec, scope, the tokens seen in front and the block's own tokens, each
+/// length-prefixed.
 KvKey MakeKvKey(std::span<const std::uint8_t> tenant_secret, const Fingerprint& fingerprint,
-                KvCodec codec, std::string_view scope, std::span<const TokenId> seen, std::span<const TokenId> own);
+                KvCodec codec, std::string_view scope, std::span<const TokenId> seen,
+                std::span<const TokenId> own);
 
 }  // namespace inferscale
 

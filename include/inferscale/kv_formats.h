@@ -2,8 +2,8 @@
 #define INFERSCALE_KV_FORMATS_H_
 
 /// \file kv_formats.h
-/// Enumerations shared by the block format, the kernels and their callers. Their values are part of the
-/// KV block file format. No dependencies, so that CUDA code can include it.
+/// Enumerations shared by the block format, the kernels and their callers. Their values are part of
+/// the KV block file format. No dependencies, so that CUDA code can include it.
 
 #include <cstdint>
 

@@ -2,12 +2,12 @@
 #define INFERSCALE_KV_STORE_H_
 
 /// \file kv_store.h
-/// KvStore: where KV blocks live, in a host tier (memory) over a file tier, each under a byte budget.
-/// Guarantees: a block is visible whole or not at all, also after kill -9 (files are written to a
-/// temporary name, synced and renamed); a corrupt or foreign file is a miss, is removed, and never
-/// crashes; an erased block is never returned again, and an encode that was under way when its scope
-/// was erased cannot bring it back (epochs fence it). Any block may vanish by eviction: a miss is always
-/// legal. All methods are thread-safe.
+/// KvStore: where KV blocks live, in a host tier (memory) over a file tier, each under a byte
+/// budget. Guarantees: a block is visible whole or not at all, also after kill -9 (files are
+/// written to a temporary name, synced and renamed); a corrupt or foreign file is a miss, is
+/// removed, and never crashes; an erased block is never returned again, and an encode that was
+/// under way when its scope was erased cannot bring it back (epochs fence it). Any block may vanish
+/// by eviction: a miss is always legal. All methods are thread-safe.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,10 +21,10 @@
 namespace inferscale {
 
 struct KvStoreOptions {
-  std::filesystem::path folder;        ///< empty: no file tier
+  std::filesystem::path folder;  ///< empty: no file tier
   std::int64_t host_budget_bytes = std::int64_t{1} << 30;
   std::int64_t file_budget_bytes = std::int64_t{16} << 30;
-  Fingerprint fingerprint{};           ///< blocks of another fingerprint are never returned
+  Fingerprint fingerprint{};  ///< blocks of another fingerprint are never returned
 };
 
 enum class KvTier : std::uint8_t { kNone, kFile, kHost };
@@ -37,18 +37,20 @@ struct KvStoreStats {
 
 class KvStore {
  public:
-  /// A block that cannot be evicted or freed while this object lives. Movable; empty when moved from.
+  /// A block that cannot be evicted or freed while this object lives. Movable; empty when moved
+  /// from.
   class Pin;
 
-  /// Opens or creates the folder (0700) and lists its files; removes temporaries of a killed process.
-  /// Reads names and sizes only, so that 10,000 blocks open in well under a second.
+  /// Opens or creates the folder (0700) and lists its files; removes temporaries of a killed
+  /// process. Reads names and sizes only, so that 10,000 blocks open in well under a second.
   static Result<std::unique_ptr<KvStore>> Open(KvStoreOptions options);
   ~KvStore();
   KvStore(const KvStore&) = delete;
   KvStore& operator=(const KvStore&) = delete;
 
-  /// Stores a block in both tiers. kFailedPrecondition if its scope has been erased at a later epoch or
-  /// its fingerprint is not the store's; a full disk (kResourceExhausted) leaves it in the host tier.
+  /// Stores a block in both tiers. kFailedPrecondition if its scope has been erased at a later
+  /// epoch or its fingerprint is not the store's; a full disk (kResourceExhausted) leaves it in the
+  /// host tier.
   Status Put(std::shared_ptr<const KvBlock> block);
 
   /// kNotFound, or kDataLoss when the file was corrupt (and is now gone).

@@ -3,10 +3,10 @@
 
 /// \file memory_service.h
 /// MemoryService: add, search, update, delete, forget, chat. The one place where catalog, embedder,
-/// retriever, composer and engine meet. Guarantees: an answered write is durable and can be served as
-/// text at once, as KV when its block is ready; an answered update, delete or forget is seen by every
-/// later search and chat; no memory without an owner. Background work (embedding, extraction, encoding,
-/// erasures) gives way to chats and goes on after a restart. Thread-safe.
+/// retriever, composer and engine meet. Guarantees: an answered write is durable and can be served
+/// as text at once, as KV when its block is ready; an answered update, delete or forget is seen by
+/// every later search and chat; no memory without an owner. Background work (embedding, extraction,
+/// encoding, erasures) gives way to chats and goes on after a restart. Thread-safe.
 
 #include <chrono>
 #include <cstdint>
@@ -33,17 +33,18 @@ enum class ExtractionMode { kVerbatim, kLlm };
 
 struct AddRequest {
   Scope scope;
-  std::vector<Turn> turns;             ///< time_ms 0: now
+  std::vector<Turn> turns;  ///< time_ms 0: now
   std::string metadata_json = "{}";
   std::string expiration_date;         ///< "YYYY-MM-DD" or empty
   std::optional<ExtractionMode> mode;  ///< unset: the service's
   bool background = false;             ///< return once the turns are durable, extract later
-  /// Ids of facts that were in the prompt these turns come from: their texts are no news (background).
+  /// Ids of facts that were in the prompt these turns come from: their texts are no news
+  /// (background).
   std::vector<std::string> served_facts;
 };
 
 struct AddOutcome {
-  std::vector<Fact> facts;             ///< new ones
+  std::vector<Fact> facts;  ///< new ones
   std::int32_t duplicates = 0;
   std::optional<std::int64_t> job_id;  ///< background extraction
 };
@@ -58,14 +59,14 @@ struct ChatRequest {
   std::int32_t top_k = 20;
   const Filter* filter = nullptr;
   std::int32_t compute_best = 0;
-  bool remember = false;               ///< store the question and the answer as turns
+  bool remember = false;  ///< store the question and the answer as turns
   bool use_ledger = true;
   std::optional<std::chrono::steady_clock::time_point> deadline;
 };
 
 struct ChatReport {
-  GenerationReport generation;         ///< its fallbacks include those of retrieval and composition
-  std::vector<SearchHit> memories;     ///< those in the prompt, best first
+  GenerationReport generation;      ///< its fallbacks include those of retrieval and composition
+  std::vector<SearchHit> memories;  ///< those in the prompt, best first
   double search_ms = 0, compose_ms = 0;  ///< search_ms includes embedding the question
   double question_to_first_token_ms = 0;
 };
@@ -78,9 +79,9 @@ struct MemoryServiceOptions {
   std::string recipe = "primer";
   KvCodec codec = KvCodec::kInt4;
   ExtractionMode extraction = ExtractionMode::kVerbatim;
-  std::int32_t max_fact_tokens = 0;    ///< 0: half of the engine's context
-  std::function<TimeMs()> clock;       ///< empty: the system's
-  bool background = true;              ///< false: no worker; work is done by RunPending()
+  std::int32_t max_fact_tokens = 0;  ///< 0: half of the engine's context
+  std::function<TimeMs()> clock;     ///< empty: the system's
+  bool background = true;            ///< false: no worker; work is done by RunPending()
 };
 
 class MemoryService {
@@ -98,11 +99,12 @@ class MemoryService {
 
   Result<AddOutcome> Add(const AddRequest& request);
   /// Stores facts as they are (import, given observations).
-  Result<IngestOutcome> AddFacts(const Scope& scope, std::vector<Turn> turns, std::vector<NewFact> facts);
+  Result<IngestOutcome> AddFacts(const Scope& scope, std::vector<Turn> turns,
+                                 std::vector<NewFact> facts);
 
-  Result<std::vector<SearchHit>> Search(const Scope& scope, const std::string& query, std::int32_t top_k,
-                                        const Filter* filter = nullptr, double threshold = 0.0,
-                                        bool show_expired = false);
+  Result<std::vector<SearchHit>> Search(const Scope& scope, const std::string& query,
+                                        std::int32_t top_k, const Filter* filter = nullptr,
+                                        double threshold = 0.0, bool show_expired = false);
   Result<std::vector<Fact>> List(const Scope& scope, std::int64_t offset, std::int64_t limit,
                                  const Filter* filter = nullptr, bool show_expired = false);
   Result<std::int64_t> Count(const Scope& scope);
@@ -117,19 +119,22 @@ class MemoryService {
   Status SetDisplayName(const Scope& scope, const std::string& name);
 
   /// Starts an answer; on_done has been or will be called exactly once if a Generation is returned.
-  Result<std::shared_ptr<Generation>> Chat(ChatRequest request, std::function<void(const TokenEvent&)> on_token,
+  Result<std::shared_ptr<Generation>> Chat(ChatRequest request,
+                                           std::function<void(const TokenEvent&)> on_token,
                                            std::function<void(ChatReport)> on_done);
   /// Chat() to its end.
-  Result<ChatReport> ChatBlocking(ChatRequest request, std::function<void(const TokenEvent&)> on_token = {});
+  Result<ChatReport> ChatBlocking(ChatRequest request,
+                                  std::function<void(const TokenEvent&)> on_token = {});
 
   /// The prompt a chat would send for these facts, without retrieval (evaluation, benchmarks).
   /// \param facts best first.
   Result<Composition> ComposeFor(const Scope& scope, std::span<const ChatMessage> messages,
-                                 std::span<const Fact> facts, MemoryMode mode, std::int32_t compute_best = 0);
+                                 std::span<const Fact> facts, MemoryMode mode,
+                                 std::int32_t compute_best = 0);
 
   Result<PendingWork> Pending();
-  /// Waits until no work is pending; `progress` is called about four times a second and returns false to
-  /// stop waiting. Ends with the error that keeps the work from going on, if one does.
+  /// Waits until no work is pending; `progress` is called about four times a second and returns
+  /// false to stop waiting. Ends with the error that keeps the work from going on, if one does.
   Status WaitIdle(const std::function<bool(const PendingWork&)>& progress = {});
   /// Does one slice of pending work on the calling thread. \return whether there was any.
   Result<bool> RunPending();

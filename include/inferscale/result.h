@@ -2,8 +2,8 @@
 #define INFERSCALE_RESULT_H_
 
 /// \file result.h
-/// Status and Result<T>: how every operation that can fail reports it. Neither ever throws; both are
-/// value types and as thread-safe as std::string.
+/// Status and Result<T>: how every operation that can fail reports it. Neither ever throws; both
+/// are value types and as thread-safe as std::string.
 
 #include <cassert>
 #include <string>
@@ -15,24 +15,25 @@ namespace inferscale {
 
 enum class StatusCode {
   kOk = 0,
-  kInvalidArgument,     ///< The caller's input is wrong; retrying the same call cannot help.
+  kInvalidArgument,  ///< The caller's input is wrong; retrying the same call cannot help.
   kNotFound,
   kAlreadyExists,
-  kFailedPrecondition,  ///< The system is in a state that forbids this (wrong model, read-only disk…).
+  kFailedPrecondition,  ///< The system is in a state that forbids this (wrong model, read-only
+                        ///< disk…).
   kResourceExhausted,   ///< A budget, limit, disk or memory is full.
   kUnsupported,         ///< This engine, model or build cannot do it.
   kDataLoss,            ///< Stored bytes are corrupt.
   kUnavailable,         ///< Another service or process is in the way now; retrying may help.
   kDeadlineExceeded,
   kCancelled,
-  kInternal,            ///< A fault of ours.
+  kInternal,  ///< A fault of ours.
 };
 
 /// Name of a code in snake_case, as printed in JSON ("invalid_argument").
 std::string_view StatusCodeName(StatusCode code);
 
-/// Outcome of an operation: a code and, when it is not kOk, a message that says what, where and what to
-/// do about it.
+/// Outcome of an operation: a code and, when it is not kOk, a message that says what, where and
+/// what to do about it.
 class [[nodiscard]] Status {
  public:
   Status() = default;
@@ -72,8 +73,8 @@ Status Internal(std::string message);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}            // NOLINT: implicit
-  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {      // NOLINT: implicit
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}        // NOLINT: implicit
+  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {  // NOLINT: implicit
     assert(!std::get<1>(state_).ok());
   }
 
@@ -101,15 +102,16 @@ class [[nodiscard]] Result {
 #define INFERSCALE_CONCAT_(a, b) INFERSCALE_CONCAT_INNER_(a, b)
 
 /// Returns from the enclosing function when `expression` (a Status) is not ok.
-#define INFERSCALE_RETURN_IF_ERROR(expression)                         \
-  do {                                                                 \
-    ::inferscale::Status inferscale_status_ = (expression);            \
-    if (!inferscale_status_.ok()) return inferscale_status_;           \
+#define INFERSCALE_RETURN_IF_ERROR(expression)               \
+  do {                                                       \
+    ::inferscale::Status inferscale_status_ = (expression);  \
+    if (!inferscale_status_.ok()) return inferscale_status_; \
   } while (false)
 
 /// Evaluates a Result<T>; on success assigns its value to `declaration`, else returns its Status.
-#define INFERSCALE_ASSIGN_OR_RETURN(declaration, expression) \
-  INFERSCALE_ASSIGN_OR_RETURN_IMPL_(INFERSCALE_CONCAT_(inferscale_result_, __LINE__), declaration, expression)
+#define INFERSCALE_ASSIGN_OR_RETURN(declaration, expression)                                       \
+  INFERSCALE_ASSIGN_OR_RETURN_IMPL_(INFERSCALE_CONCAT_(inferscale_result_, __LINE__), declaration, \
+                                    expression)
 #define INFERSCALE_ASSIGN_OR_RETURN_IMPL_(result, declaration, expression) \
   auto result = (expression);                                              \
   if (!result.ok()) return result.status();                                \

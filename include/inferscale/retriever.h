@@ -2,9 +2,10 @@
 #define INFERSCALE_RETRIEVER_H_
 
 /// \file retriever.h
-/// Retriever: exact nearest facts of an owner, fused with keyword hits. Guarantees: only facts of the
-/// scopes asked for are returned, at most once each; a deleted fact or an old text is never returned
-/// once the delete or update was answered. Thread-safe; searches of different scopes run in parallel.
+/// Retriever: exact nearest facts of an owner, fused with keyword hits. Guarantees: only facts of
+/// the scopes asked for are returned, at most once each; a deleted fact or an old text is never
+/// returned once the delete or update was answered. Thread-safe; searches of different scopes run
+/// in parallel.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,17 +25,17 @@ struct SearchRequest {
   std::vector<ScopeId> scopes;
   std::string query;
   std::int32_t top_k = 20;
-  double threshold = 0.0;            ///< least semantic score; keyword hits pass it too
+  double threshold = 0.0;  ///< least semantic score; keyword hits pass it too
   const Filter* filter = nullptr;
   bool show_expired = false;
-  bool keyword = true;               ///< false: vectors only
+  bool keyword = true;  ///< false: vectors only
 };
 
 struct SearchHit {
   Fact fact;
-  double score = 0;                  ///< fused, 0…1
-  double semantic = 0;               ///< cosine
-  double keyword = 0;                ///< BM25 after the logistic, 0 without a hit
+  double score = 0;     ///< fused, 0…1
+  double semantic = 0;  ///< cosine
+  double keyword = 0;   ///< BM25 after the logistic, 0 without a hit
 };
 
 struct RetrieverOptions {
@@ -48,9 +49,10 @@ class Retriever {
   Retriever(Catalog& catalog, Embedder& embedder, RetrieverOptions options = {});
   ~Retriever();
 
-  /// Best first; equal scores: newer first. Superseded facts are left out; facts without a vector yet
-  /// are found by keyword. A blank query or an unknown scope finds nothing. kInvalidArgument: top_k
-  /// outside 0…10,000 or a threshold that is not a number; otherwise the embedder's or catalog's error.
+  /// Best first; equal scores: newer first. Superseded facts are left out; facts without a vector
+  /// yet are found by keyword. A blank query or an unknown scope finds nothing. kInvalidArgument:
+  /// top_k outside 0…10,000 or a threshold that is not a number; otherwise the embedder's or
+  /// catalog's error.
   Result<std::vector<SearchHit>> Search(const SearchRequest& request);
   std::size_t MemorySizeBytes() const;
 

@@ -2,10 +2,10 @@
 #define INFERSCALE_ROPE_H_
 
 /// \file rope.h
-/// RopeSpec: how a model rotates its keys with position. Immutable after construction and safe to share
-/// between threads. Guarantees that un-rotating and rotating with the same spec are inverse up to f32
-/// rounding. A magnitude factor (YaRN's attention factor) is left inside the keys: it does not depend
-/// on position.
+/// RopeSpec: how a model rotates its keys with position. Immutable after construction and safe to
+/// share between threads. Guarantees that un-rotating and rotating with the same spec are inverse
+/// up to f32 rounding. A magnitude factor (YaRN's attention factor) is left inside the keys: it
+/// does not depend on position.
 
 #include <cstdint>
 #include <memory>
@@ -24,9 +24,9 @@ struct RopeGroup {
 
 struct RopeSpec {
   RopePairing pairing = RopePairing::kInterleaved;
-  std::int32_t width = 0;                  ///< rotated elements per head; the rest is left alone
+  std::int32_t width = 0;  ///< rotated elements per head; the rest is left alone
   std::vector<RopeGroup> groups;
-  std::vector<std::int32_t> layer_group;   ///< [layers]; -1: this layer is not rotated
+  std::vector<std::int32_t> layer_group;  ///< [layers]; -1: this layer is not rotated
 
   /// Checks the shapes against each other. \param key_dim elements of a key per head.
   Status Validate(std::int32_t layers, std::int32_t key_dim) const;
@@ -38,9 +38,9 @@ struct RopeProbe {
   std::vector<float> keys;  ///< [layers][kv_heads][key_dim], rotated
 };
 
-/// Measures a RopeSpec from probes of the same token at positions 0, 1, 4, 16, … (each at most 4 times
-/// the one before, so that phases unwrap). \return kUnsupported, saying which layer and pair, when the
-/// keys are not a rotation of the first probe's keys within the cache's own precision.
+/// Measures a RopeSpec from probes of the same token at positions 0, 1, 4, 16, … (each at most 4
+/// times the one before, so that phases unwrap). \return kUnsupported, saying which layer and pair,
+/// when the keys are not a rotation of the first probe's keys within the cache's own precision.
 Result<RopeSpec> MeasureRope(std::span<const RopeProbe> probes, std::int32_t layers,
                              std::int32_t kv_heads, std::int32_t key_dim);
 
@@ -51,7 +51,8 @@ RopeGroup MakeRopeGroup(double base, std::int32_t width, std::span<const double>
 /// ([groups][positions][width/2][2], f32). Shared by all threads.
 class RopeTables {
  public:
-  static Result<std::shared_ptr<const RopeTables>> Create(const RopeSpec& spec, std::int32_t positions);
+  static Result<std::shared_ptr<const RopeTables>> Create(const RopeSpec& spec,
+                                                          std::int32_t positions);
   const RopeSpec& spec() const { return spec_; }
   std::int32_t positions() const { return positions_; }
   const std::vector<float>& cos_sin() const { return cos_sin_; }
@@ -63,8 +64,8 @@ class RopeTables {
   std::vector<float> cos_sin_;
 };
 
-/// Largest relative error between `expected` and `keys` after rotating `keys` from position `from` to
-/// position `to`, over all layers: the relocation check. Shapes as RopeProbe::keys.
+/// Largest relative error between `expected` and `keys` after rotating `keys` from position `from`
+/// to position `to`, over all layers: the relocation check. Shapes as RopeProbe::keys.
 double RelocationError(const RopeSpec& spec, std::span<const float> keys, std::int32_t from,
                        std::span<const float> expected, std::int32_t to, std::int32_t layers,
                        std::int32_t kv_heads, std::int32_t key_dim);

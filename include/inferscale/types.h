@@ -3,7 +3,8 @@
 
 /// \file types.h
 /// The data model of memory: scopes, turns, facts. Plain values without behaviour; thread-safety is
-/// that of their members. All strings are UTF-8. All times are milliseconds since the Unix epoch, UTC.
+/// that of their members. All strings are UTF-8. All times are milliseconds since the Unix epoch,
+/// UTC.
 
 #include <array>
 #include <cstddef>
@@ -22,7 +23,7 @@ using TimeMs = std::int64_t;
 /// Who owns a fact. A scope with no id at all is invalid: there is no shared default.
 struct Scope {
   std::string tenant = "default";
-  std::string user;   ///< Mem0's user_id; empty: not part of this scope. The same for the others.
+  std::string user;  ///< Mem0's user_id; empty: not part of this scope. The same for the others.
   std::string agent;
   std::string run;
   std::string app;
@@ -39,27 +40,27 @@ using TurnId = std::int64_t;
 /// One message of a conversation, as given.
 struct Turn {
   TurnId id = 0;
-  std::string role;            ///< "user", "assistant", "system", "tool"
-  std::string name;            ///< who speaks; may be empty
-  std::string content;         ///< text parts joined by a line break; media is left out
-  TimeMs time_ms = 0;          ///< when it was said
+  std::string role;     ///< "user", "assistant", "system", "tool"
+  std::string name;     ///< who speaks; may be empty
+  std::string content;  ///< text parts joined by a line break; media is left out
+  TimeMs time_ms = 0;   ///< when it was said
 };
 
 /// One memory. `text` is kept byte for byte.
 struct Fact {
-  std::string id;                       ///< UUID, the one id of text, embedding, keyword row and KV
+  std::string id;  ///< UUID, the one id of text, embedding, keyword row and KV
   ScopeId scope_id = 0;
   std::string text;
-  std::string name;                     ///< whom it is about, as served; empty: the scope's name
-  std::string role;                     ///< role of the source message; may be empty
-  std::string actor_id;                 ///< `name` field of the source message (Mem0's actor_id)
-  std::string metadata_json = "{}";     ///< a JSON object
-  TimeMs event_time_ms = 0;             ///< the date it is served with; 0: none
+  std::string name;                  ///< whom it is about, as served; empty: the scope's name
+  std::string role;                  ///< role of the source message; may be empty
+  std::string actor_id;              ///< `name` field of the source message (Mem0's actor_id)
+  std::string metadata_json = "{}";  ///< a JSON object
+  TimeMs event_time_ms = 0;          ///< the date it is served with; 0: none
   TimeMs created_at_ms = 0;
   TimeMs updated_at_ms = 0;
-  std::string expiration_date;          ///< "YYYY-MM-DD" or empty
-  std::string superseded_by;            ///< id of the newer fact that contradicts this one, or empty
-  std::int64_t version = 1;             ///< raised by each update
+  std::string expiration_date;  ///< "YYYY-MM-DD" or empty
+  std::string superseded_by;    ///< id of the newer fact that contradicts this one, or empty
+  std::int64_t version = 1;     ///< raised by each update
   std::vector<TurnId> source_turns;
 };
 

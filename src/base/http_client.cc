@@ -34,8 +34,8 @@ bool IsIpAddress(const std::string& host) {
   return !error;
 }
 
-/// Starts one asynchronous operation and runs it to its end, so that the stream's deadline applies to
-/// it (blocking operations have none).
+/// Starts one asynchronous operation and runs it to its end, so that the stream's deadline applies
+/// to it (blocking operations have none).
 template <typename Start>
 error_code Await(asio::io_context& context, Start&& start) {
   error_code outcome = asio::error::operation_aborted;
@@ -83,17 +83,15 @@ Result<HttpResponse> Exchange(asio::io_context& context, Stream& stream, const H
   request.body() = post.body;
   request.prepare_payload();
 
-  error_code error = Await(context, [&](auto handler) {
-    http::async_write(stream, request, std::move(handler));
-  });
+  error_code error =
+      Await(context, [&](auto handler) { http::async_write(stream, request, std::move(handler)); });
   if (error) return Failure(url, post, "Sending to", error);
 
   http::response_parser<http::string_body> parser;
   parser.body_limit(post.max_response_bytes);
   beast::flat_buffer buffer;
-  error = Await(context, [&](auto handler) {
-    http::async_read(stream, buffer, parser, std::move(handler));
-  });
+  error = Await(
+      context, [&](auto handler) { http::async_read(stream, buffer, parser, std::move(handler)); });
   if (error) return Failure(url, post, "Reading from", error);
 
   HttpResponse response;
@@ -123,9 +121,8 @@ Result<HttpResponse> PostOrThrow(const HttpPost& post) {
 
   const auto connect = [&](beast::tcp_stream& stream) {
     stream.expires_at(deadline);
-    return Await(context, [&](auto handler) {
-      stream.async_connect(addresses, std::move(handler));
-    });
+    return Await(context,
+                 [&](auto handler) { stream.async_connect(addresses, std::move(handler)); });
   };
   if (!url.tls) {
     beast::tcp_stream stream(context);
@@ -143,7 +140,8 @@ Result<HttpResponse> PostOrThrow(const HttpPost& post) {
   // Server name indication is defined for names only (RFC 6066 §3).
   if (!IsIpAddress(url.host) &&
       SSL_set_tlsext_host_name(stream.native_handle(), url.host.c_str()) != 1) {
-    return InvalidArgument("the host of " + url.ToDisplayString() + " is no name that TLS can carry");
+    return InvalidArgument("the host of " + url.ToDisplayString() +
+                           " is no name that TLS can carry");
   }
   error = connect(beast::get_lowest_layer(stream));
   if (error) return Failure(url, post, "Connecting to", error);
@@ -173,8 +171,9 @@ Result<Url> ParseUrl(std::string_view text) {
     return InvalidArgument("a URL has to start with http:// or https://");
   }
   if (!IsPrintableAscii(text)) {
-    return InvalidArgument("a URL must not contain blanks, control or non-ASCII characters; "
-                           "percent-encode them");
+    return InvalidArgument(
+        "a URL must not contain blanks, control or non-ASCII characters; "
+        "percent-encode them");
   }
   text = text.substr(0, text.find('#'));
   const std::size_t path = text.find_first_of("/?");
@@ -220,8 +219,9 @@ Result<Url> ParseUrl(std::string_view text) {
 
 Result<HttpResponse> PostJson(const HttpPost& post) {
   if (!IsPrintableAscii(post.bearer_token)) {
-    return InvalidArgument("the API key for " + post.url.ToDisplayString() +
-                           " contains a blank, control or non-ASCII character; check how it was set");
+    return InvalidArgument(
+        "the API key for " + post.url.ToDisplayString() +
+        " contains a blank, control or non-ASCII character; check how it was set");
   }
   try {
     return PostOrThrow(post);

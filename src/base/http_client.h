@@ -21,8 +21,8 @@ struct Url {
   std::string ToDisplayString() const;
 };
 
-/// kInvalidArgument for another scheme, no host, user:password@, a port out of range, blanks or control
-/// characters. The message never repeats the text: it may hold a password.
+/// kInvalidArgument for another scheme, no host, user:password@, a port out of range, blanks or
+/// control characters. The message never repeats the text: it may hold a password.
 Result<Url> ParseUrl(std::string_view text);
 
 struct HttpPost {
@@ -39,17 +39,18 @@ struct HttpResponse {
   std::string body;
 };
 
-/// Posts JSON and waits for the answer, whatever its HTTP status; redirects are not followed. Opens a
-/// connection of its own: thread-safe. kUnavailable: no connection, certificate refused, timeout, cut
-/// short. kResourceExhausted: a longer body than allowed. kInvalidArgument: a token that no header can
-/// carry. Resolving a name may outlast the timeout by what the system's resolver takes.
+/// Posts JSON and waits for the answer, whatever its HTTP status; redirects are not followed. Opens
+/// a connection of its own: thread-safe. kUnavailable: no connection, certificate refused, timeout,
+/// cut short. kResourceExhausted: a longer body than allowed. kInvalidArgument: a token that no
+/// header can carry. Resolving a name may outlast the timeout by what the system's resolver takes.
 Result<HttpResponse> PostJson(const HttpPost& post);
 
-/// What another status than 200 means to the caller: kUnavailable for 408, 429 and 5xx, where trying
-/// again may help, else kInvalidArgument.
+/// What another status than 200 means to the caller: kUnavailable for 408, 429 and 5xx, where
+/// trying again may help, else kInvalidArgument.
 Status RefusalStatus(const Url& url, const HttpResponse& response);
 
-/// The first `bytes` of a body from outside, on one line and without control characters, for messages.
+/// The first `bytes` of a body from outside, on one line and without control characters, for
+/// messages.
 std::string ExcerptForMessage(std::string_view text, std::size_t bytes = 200);
 
 }  // namespace inferscale

@@ -9,7 +9,9 @@
 namespace inferscale {
 namespace {
 
-void Append(TokenIds& ids, std::span<const TokenId> more) { ids.insert(ids.end(), more.begin(), more.end()); }
+void Append(TokenIds& ids, std::span<const TokenId> more) {
+  ids.insert(ids.end(), more.begin(), more.end());
+}
 
 std::int32_t Size(const TokenIds& ids) { return static_cast<std::int32_t>(ids.size()); }
 
@@ -19,7 +21,8 @@ void Count(std::vector<Fallback>& fallbacks, const std::string& reason, std::int
 
 /// The facts that fit the budget, best first; the others are left out.
 std::vector<const ServableFact*> WithinBudget(const std::vector<ServableFact>& facts,
-                                              const std::set<std::string>& placed, std::int64_t budget,
+                                              const std::set<std::string>& placed,
+                                              std::int64_t budget,
                                               std::vector<Fallback>* fallbacks) {
   std::vector<const ServableFact*> chosen;
   std::set<std::string> seen = placed;
@@ -37,8 +40,8 @@ std::vector<const ServableFact*> WithinBudget(const std::vector<ServableFact>& f
   return chosen;
 }
 
-/// Ready ones first, computed ones after them, best last within each: one contiguous range is injected
-/// and the best stand nearest the question.
+/// Ready ones first, computed ones after them, best last within each: one contiguous range is
+/// injected and the best stand nearest the question.
 void Order(std::vector<const ServableFact*>& facts, std::int32_t compute_best) {
   std::vector<const ServableFact*> injected, computed;
   for (std::size_t i = 0; i < facts.size(); ++i) {
@@ -51,7 +54,8 @@ void Order(std::vector<const ServableFact*>& facts, std::int32_t compute_best) {
   facts.insert(facts.end(), computed.begin(), computed.end());
 }
 
-void Place(const std::vector<const ServableFact*>& facts, bool inject, std::int32_t compute_best, Composed& composed) {
+void Place(const std::vector<const ServableFact*>& facts, bool inject, std::int32_t compute_best,
+           Composed& composed) {
   std::size_t remaining = facts.size();
   for (const ServableFact* fact : facts) {
     PlacedFact placed{fact->id, fact->version, fact->key, Size(composed.composition.ids), 0};
@@ -68,30 +72,35 @@ void Place(const std::vector<const ServableFact*>& facts, bool inject, std::int3
 
 Status CheckFits(std::int64_t tokens, const ComposeRequest& request) {
   if (tokens <= request.max_prompt_tokens) return OkStatus();
-  return InvalidArgument("the conversation takes " + std::to_string(tokens) + " tokens, the model's context has room for " +
+  return InvalidArgument("the conversation takes " + std::to_string(tokens) +
+                         " tokens, the model's context has room for " +
                          std::to_string(request.max_prompt_tokens) +
                          ": shorten the messages or raise the context size");
 }
 
-std::int64_t Budget(const ComposeRequest& request, std::int64_t used_by_facts, std::int64_t other_tokens) {
-  return std::max<std::int64_t>(
-      0, std::min<std::int64_t>(request.max_fact_tokens - used_by_facts, request.max_prompt_tokens - other_tokens));
+std::int64_t Budget(const ComposeRequest& request, std::int64_t used_by_facts,
+                    std::int64_t other_tokens) {
+  return std::max<std::int64_t>(0,
+                                std::min<std::int64_t>(request.max_fact_tokens - used_by_facts,
+                                                       request.max_prompt_tokens - other_tokens));
 }
 
-Result<Composed> ComposeFresh(const Engine& engine, const ComposeRequest& request, const RenderedChat& rendered,
-                              const PrefixKeyFunction& prefix_key) {
+Result<Composed> ComposeFresh(const Engine& engine, const ComposeRequest& request,
+                              const RenderedChat& rendered, const PrefixKeyFunction& prefix_key) {
   Composed composed;
   composed.composition.inject = request.inject;
   INFERSCALE_RETURN_IF_ERROR(CheckFits(Size(rendered.ids), request));
   const bool has_place = rendered.facts_place >= 0;
-  const std::int32_t place = has_place ? rendered.facts_place : std::max(rendered.question_place, 0);
-  const TokenIds header = engine.Tokenize(has_place ? prompt_text::Header() : prompt_text::LateHeader());
-  const TokenIds footer =
-      engine.Tokenize(has_place ? prompt_text::Footer(request.today) : std::string(prompt_text::LateFooter()));
-  std::vector<const ServableFact*> facts =
-      WithinBudget(request.facts, {},
-                   Budget(request, 0, std::int64_t{Size(rendered.ids)} + Size(header) + Size(footer)),
-                   &composed.fallbacks);
+  const std::int32_t place =
+      has_place ? rendered.facts_place : std::max(rendered.question_place, 0);
+  const TokenIds header =
+      engine.Tokenize(has_place ? prompt_text::Header() : prompt_text::LateHeader());
+  const TokenIds footer = engine.Tokenize(has_place ? prompt_text::Footer(request.today)
+                                                    : std::string(prompt_text::LateFooter()));
+  std::vector<const ServableFact*> facts = WithinBudget(
+      request.facts, {},
+      Budget(request, 0, std::int64_t{Size(rendered.ids)} + Size(header) + Size(footer)),
+      &composed.fallbacks);
   TokenIds& ids = composed.composition.ids;
   if (facts.empty()) {
     ids = rendered.ids;
@@ -113,19 +122,25 @@ Result<Composed> ComposeFresh(const Engine& engine, const ComposeRequest& reques
   return composed;
 }
 
-/// Whether everything the ledger's prompt says of facts is still what the catalog says is the caller's
-/// to check (entries with deleted facts are dropped); here only shapes are.
-bool Continues(const LedgerEntry& ledger, const ComposeRequest& request, const RenderedChat& rendered) {
-  return ledger.messages > 0 && static_cast<std::size_t>(ledger.messages) < request.messages.size() &&
+/// Whether everything the ledger's prompt says of facts is still what the catalog says is the
+/// caller's to check (entries with deleted facts are dropped); here only shapes are.
+bool Continues(const LedgerEntry& ledger, const ComposeRequest& request,
+               const RenderedChat& rendered) {
+  return ledger.messages > 0 &&
+         static_cast<std::size_t>(ledger.messages) < request.messages.size() &&
          static_cast<std::size_t>(ledger.messages) <= rendered.contents.size() &&
          request.messages[static_cast<std::size_t>(ledger.messages) - 1].role == "assistant" &&
-         rendered.question_place >= rendered.contents[static_cast<std::size_t>(ledger.messages) - 1].end;
+         rendered.question_place >=
+             rendered.contents[static_cast<std::size_t>(ledger.messages) - 1].end;
 }
 
-Result<std::optional<Composed>> ComposeContinued(const Engine& engine, const ComposeRequest& request,
-                                                 const RenderedChat& rendered, const PrefixKeyFunction& prefix_key) {
+Result<std::optional<Composed>> ComposeContinued(const Engine& engine,
+                                                 const ComposeRequest& request,
+                                                 const RenderedChat& rendered,
+                                                 const PrefixKeyFunction& prefix_key) {
   const LedgerEntry& ledger = *request.ledger;
-  const std::int32_t answered = rendered.contents[static_cast<std::size_t>(ledger.messages) - 1].end;
+  const std::int32_t answered =
+      rendered.contents[static_cast<std::size_t>(ledger.messages) - 1].end;
   const auto tail = std::span(rendered.ids).subspan(static_cast<std::size_t>(answered));
   Composed composed;
   composed.continued = true;
@@ -140,10 +155,11 @@ Result<std::optional<Composed>> ComposeContinued(const Engine& engine, const Com
   }
   const TokenIds header = engine.Tokenize(prompt_text::LateHeader());
   const TokenIds footer = engine.Tokenize(prompt_text::LateFooter());
-  const std::int64_t fixed = static_cast<std::int64_t>(ledger.ids.size() + tail.size()) + Size(header) + Size(footer);
+  const std::int64_t fixed =
+      static_cast<std::int64_t>(ledger.ids.size() + tail.size()) + Size(header) + Size(footer);
   if (fixed > request.max_prompt_tokens) return std::optional<Composed>();
-  std::vector<const ServableFact*> fresh =
-      WithinBudget(request.facts, placed, Budget(request, placed_tokens, fixed), &composed.fallbacks);
+  std::vector<const ServableFact*> fresh = WithinBudget(
+      request.facts, placed, Budget(request, placed_tokens, fixed), &composed.fallbacks);
 
   // Going on computes the new facts and the tail; starting again computes the history and the tail.
   std::int64_t fresh_tokens = 0, fresh_ready_tokens = 0;
@@ -151,14 +167,17 @@ Result<std::optional<Composed>> ComposeContinued(const Engine& engine, const Com
     fresh_tokens += Size(fact->ids);
     if (fact->ready) fresh_ready_tokens += Size(fact->ids);
   }
-  const std::int64_t history = static_cast<std::int64_t>(ledger.ids.size()) - ledger.prefix_tokens - placed_tokens;
-  if (request.inject && fresh_tokens > history + (fresh_tokens - fresh_ready_tokens)) return std::optional<Composed>();
+  const std::int64_t history =
+      static_cast<std::int64_t>(ledger.ids.size()) - ledger.prefix_tokens - placed_tokens;
+  if (request.inject && fresh_tokens > history + (fresh_tokens - fresh_ready_tokens))
+    return std::optional<Composed>();
 
   TokenIds& ids = composed.composition.ids;
   ids = ledger.ids;
   if (request.inject && ledger.prefix_tokens > 0) {
     INFERSCALE_ASSIGN_OR_RETURN(
-        const KvKey key, prefix_key(std::span(ids).subspan(0, static_cast<std::size_t>(ledger.prefix_tokens))));
+        const KvKey key,
+        prefix_key(std::span(ids).subspan(0, static_cast<std::size_t>(ledger.prefix_tokens))));
     composed.composition.blocks.push_back({key, 0, ledger.prefix_tokens, true});
     for (const PlacedFact& fact : composed.facts) {
       composed.composition.blocks.push_back({fact.key, fact.begin, fact.end, false});
@@ -178,7 +197,8 @@ Result<std::optional<Composed>> ComposeContinued(const Engine& engine, const Com
 
 }  // namespace
 
-Result<Composed> Compose(const Engine& engine, const ComposeRequest& request, const PrefixKeyFunction& prefix_key) {
+Result<Composed> Compose(const Engine& engine, const ComposeRequest& request,
+                         const PrefixKeyFunction& prefix_key) {
   INFERSCALE_ASSIGN_OR_RETURN(const RenderedChat rendered, engine.Render(request.messages));
   if (request.ledger != nullptr && Continues(*request.ledger, request, rendered)) {
     INFERSCALE_ASSIGN_OR_RETURN(std::optional<Composed> continued,

@@ -2,10 +2,11 @@
 #define INFERSCALE_COMPOSE_COMPOSER_H_
 
 /// \file composer.h
-/// Composer: the token list of a prompt, and where each fact stands in it (DESIGN: composition, ledger).
-/// Guarantees: the prompt holds the tokens of every fact it lists, so that any of them may be computed;
-/// no fact stands in it twice; the facts never take more than the budget; what an earlier turn sent is
-/// sent again id for id as long as it is still true. Pure: it reads nothing but its arguments.
+/// Composer: the token list of a prompt, and where each fact stands in it (DESIGN: composition,
+/// ledger). Guarantees: the prompt holds the tokens of every fact it lists, so that any of them may
+/// be computed; no fact stands in it twice; the facts never take more than the budget; what an
+/// earlier turn sent is sent again id for id as long as it is still true. Pure: it reads nothing
+/// but its arguments.
 
 #include <cstdint>
 #include <functional>
@@ -30,7 +31,7 @@ struct ServableFact {
 
 struct ComposeRequest {
   std::vector<ChatMessage> messages;
-  std::vector<ServableFact> facts;      ///< best first
+  std::vector<ServableFact> facts;  ///< best first
   TimeMs today = 0;
   std::int32_t max_fact_tokens = 0;     ///< budget of the facts in the prompt, ledger included
   std::int32_t max_prompt_tokens = 0;   ///< the context less room for the answer
@@ -47,18 +48,19 @@ struct PlacedFact {
 };
 
 struct Composed {
-  Composition composition;            ///< salt and scope tag are the caller's to fill
-  std::vector<PlacedFact> facts;      ///< ascending
-  std::int32_t prefix_tokens = 0;     ///< exact prefix with header; 0: none
-  bool continued = false;             ///< built on the ledger entry
-  std::vector<Fallback> fallbacks;    ///< "template", "over_budget"
+  Composition composition;          ///< salt and scope tag are the caller's to fill
+  std::vector<PlacedFact> facts;    ///< ascending
+  std::int32_t prefix_tokens = 0;   ///< exact prefix with header; 0: none
+  bool continued = false;           ///< built on the ledger entry
+  std::vector<Fallback> fallbacks;  ///< "template", "over_budget"
 };
 
 /// Makes the key of an exact prefix from its ids.
 using PrefixKeyFunction = std::function<Result<KvKey>(std::span<const TokenId>)>;
 
 /// kInvalidArgument when the messages alone exceed max_prompt_tokens.
-Result<Composed> Compose(const Engine& engine, const ComposeRequest& request, const PrefixKeyFunction& prefix_key);
+Result<Composed> Compose(const Engine& engine, const ComposeRequest& request,
+                         const PrefixKeyFunction& prefix_key);
 
 }  // namespace inferscale
 

@@ -48,7 +48,8 @@ Result<std::vector<float>> ReadVector(const Url& url, const json& item, std::int
   std::vector<float> vector;
   vector.reserve(size);
   for (const json& number : *found) {
-    if (!number.is_number()) return BadAnswer(url, "an embedding holds something else than numbers");
+    if (!number.is_number())
+      return BadAnswer(url, "an embedding holds something else than numbers");
     vector.push_back(static_cast<float>(number.get<double>()));
   }
   if (!Normalize(vector)) return BadAnswer(url, "an embedding holds a number that is not finite");
@@ -59,16 +60,16 @@ Result<std::vector<std::vector<float>>> ReadAnswer(const Url& url, const HttpRes
                                                    std::size_t texts, std::int32_t dimensions) {
   const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   if (answer.is_discarded()) {
-    return BadAnswer(url, "the answer is not JSON but begins " +
-                              ExcerptForMessage(response.body, 80));
+    return BadAnswer(url,
+                     "the answer is not JSON but begins " + ExcerptForMessage(response.body, 80));
   }
   if (!answer.is_object() || !answer.contains("data") || !answer["data"].is_array()) {
     return BadAnswer(url, "the answer has no array \"data\"");
   }
   const json& data = answer["data"];
   if (data.size() != texts) {
-    return BadAnswer(url, std::to_string(data.size()) + " vectors for " + std::to_string(texts) +
-                              " texts");
+    return BadAnswer(
+        url, std::to_string(data.size()) + " vectors for " + std::to_string(texts) + " texts");
   }
   std::vector<std::vector<float>> vectors(texts);
   for (const json& item : data) {
@@ -146,7 +147,8 @@ Result<std::vector<std::vector<float>>> EndpointEmbedder::Embed(
 
 Result<std::vector<std::vector<float>>> EndpointEmbedder::EmbedBatch(
     std::span<const std::string> texts) const {
-  const json request = {{"model", model_}, {"input", std::vector<std::string>(texts.begin(), texts.end())}};
+  const json request = {{"model", model_},
+                        {"input", std::vector<std::string>(texts.begin(), texts.end())}};
   INFERSCALE_ASSIGN_OR_RETURN(
       HttpResponse response,
       PostWithRetry(request.dump(-1, ' ', false, json::error_handler_t::replace)));

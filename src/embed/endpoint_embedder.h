@@ -12,9 +12,9 @@
 
 namespace inferscale {
 
-/// Vectors from an OpenAI-compatible server. What it answers is checked: one finite vector of the known
-/// dimensions for each text. Server errors and timeouts are tried once more. Thread-safe: every call
-/// has its own connections.
+/// Vectors from an OpenAI-compatible server. What it answers is checked: one finite vector of the
+/// known dimensions for each text. Server errors and timeouts are tried once more. Thread-safe:
+/// every call has its own connections.
 class EndpointEmbedder : public Embedder {
  public:
   static Result<std::unique_ptr<EndpointEmbedder>> Create(const EmbedderSpec& spec);

@@ -18,8 +18,7 @@ Result<std::unique_ptr<Embedder>> MakeEmbedder(const EmbedderSpec& spec) {
   if (spec.location.find("://") != std::string::npos) {
     return InvalidArgument("the embedder's URL has to start with http:// or https://");
   }
-  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Embedder> embedder,
-                              LlamaEmbedder::Load(spec));
+  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Embedder> embedder, LlamaEmbedder::Load(spec));
   return embedder;
 }
 

@@ -27,8 +27,8 @@ struct EmbedderSpec {
   std::chrono::milliseconds timeout{30'000};
 };
 
-/// kInvalidArgument, kNotFound or kUnsupported say what is wrong with the location; kUnavailable: the
-/// endpoint does not answer.
+/// kInvalidArgument, kNotFound or kUnsupported say what is wrong with the location; kUnavailable:
+/// the endpoint does not answer.
 Result<std::unique_ptr<Embedder>> MakeEmbedder(const EmbedderSpec& spec);
 
 }  // namespace inferscale

@@ -22,7 +22,8 @@ std::string TurnRef(TurnId id) { return "turn:" + std::to_string(id); }
 std::string ScopeText(const Scope& scope) {
   std::string text;
   // Length-prefixed: ("ab", "") and ("a", "b") differ.
-  for (const std::string* part : {&scope.tenant, &scope.user, &scope.agent, &scope.run, &scope.app}) {
+  for (const std::string* part :
+       {&scope.tenant, &scope.user, &scope.agent, &scope.run, &scope.app}) {
     text += std::to_string(part->size());
     text += ':';
     text += *part;
@@ -32,9 +33,10 @@ std::string ScopeText(const Scope& scope) {
 
 FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCodec codec)
     : engine_(engine), catalog_(catalog), recipe_(recipe), codec_(codec) {
-  std::string identity(reinterpret_cast<const char*>(engine.fingerprint().data()), engine.fingerprint().size());
-  for (std::string_view part : {std::string_view(recipe_.Name()), KvCodecName(codec), prompt_text::SystemSentence(),
-                                prompt_text::Header()}) {
+  std::string identity(reinterpret_cast<const char*>(engine.fingerprint().data()),
+                       engine.fingerprint().size());
+  for (std::string_view part : {std::string_view(recipe_.Name()), KvCodecName(codec),
+                                prompt_text::SystemSentence(), prompt_text::Header()}) {
     identity += std::to_string(part.size()) + ":";
     identity += part;
   }
@@ -83,7 +85,8 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Opening() {
     std::lock_guard lock(mutex_);
     if (opening_ != nullptr) return opening_;
   }
-  const ChatMessage messages[] = {{"system", std::string(prompt_text::SystemSentence()), ""}, {"user", "?", ""}};
+  const ChatMessage messages[] = {{"system", std::string(prompt_text::SystemSentence()), ""},
+                                  {"user", "?", ""}};
   INFERSCALE_ASSIGN_OR_RETURN(const RenderedChat rendered, engine_.Render(messages));
   // A template without a place for facts serves them as text; encoding still needs some opening.
   const std::int32_t place = std::max(rendered.facts_place, 0);
@@ -95,7 +98,8 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Opening() {
   return opening_;
 }
 
-std::shared_ptr<const TokenIds> FactEncoder::PrimerContext(const TokenIds& opening, const std::string& lines) {
+std::shared_ptr<const TokenIds> FactEncoder::PrimerContext(const TokenIds& opening,
+                                                           const std::string& lines) {
   {
     std::lock_guard lock(mutex_);
     const auto found = primer_contexts_.find(lines);
@@ -114,7 +118,8 @@ std::shared_ptr<const TokenIds> FactEncoder::PrimerContext(const TokenIds& openi
   return primer_contexts_[lines] = std::move(context);
 }
 
-Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact, const ScopeInfo& scope,
+Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact,
+                                                             const ScopeInfo& scope,
                                                              std::vector<std::string>* saw) {
   if (recipe_.kind == RecipeKind::kBare) return std::make_shared<const TokenIds>();
   if (recipe_.kind == RecipeKind::kWindow || recipe_.kind == RecipeKind::kHeaderWindow) {
@@ -135,7 +140,8 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact, c
       line.event_time_ms = with_header ? turn.time_ms : 0;
       const std::string served = ServedLine(line, scope.display_name);
       // The paper's windows are plain turns: no bullet, no date.
-      const TokenIds ids = engine_.Tokenize(with_header ? std::string_view(served) : std::string_view(served).substr(2));
+      const TokenIds ids = engine_.Tokenize(with_header ? std::string_view(served)
+                                                        : std::string_view(served).substr(2));
       context->insert(context->end(), ids.begin(), ids.end());
       saw->push_back(TurnRef(turn.id));
     }
@@ -144,7 +150,8 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact, c
   INFERSCALE_ASSIGN_OR_RETURN(const auto opening, Opening());
   if (recipe_.kind == RecipeKind::kHeader) return opening;
   if (recipe_.kind == RecipeKind::kOwnerPrimer) {
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest, catalog_.OldestFacts(fact.scope_id, recipe_.count));
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
+                                catalog_.OldestFacts(fact.scope_id, recipe_.count));
     std::string lines;
     for (const Fact& example : oldest) {
       if (example.id == fact.id) continue;
@@ -153,8 +160,8 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact, c
     }
     return PrimerContext(*opening, lines);
   }
-  // The fact's own subject and nobody else: a fact's KV then depends on no other fact of its owner, and
-  // nothing is encoded again when a second person turns up.
+  // The fact's own subject and nobody else: a fact's KV then depends on no other fact of its owner,
+  // and nothing is encoded again when a second person turns up.
   const std::string names[] = {ServedName(fact, scope.display_name)};
   return PrimerContext(*opening, PrimerLines(recipe_.count, names));
 }
@@ -164,8 +171,8 @@ Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scop
   INFERSCALE_ASSIGN_OR_RETURN(encoding.context, Context(fact, scope, &encoding.saw));
   encoding.own = ServedIds(fact, scope);
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.scope.tenant));
-  encoding.key =
-      MakeKvKey(secret, engine_.fingerprint(), codec_, ScopeText(scope.scope), *encoding.context, encoding.own);
+  encoding.key = MakeKvKey(secret, engine_.fingerprint(), codec_, ScopeText(scope.scope),
+                           *encoding.context, encoding.own);
   return encoding;
 }
 

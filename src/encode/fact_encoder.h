@@ -61,8 +61,8 @@ class FactEncoder {
   std::mutex mutex_;
   std::shared_ptr<const TokenIds> opening_;
   std::map<std::string, std::shared_ptr<const TokenIds>> primer_contexts_;  // by primer text
-  std::map<std::string, std::vector<std::uint8_t>> secrets_;               // by tenant
-  std::unordered_map<std::string, TokenIds> served_;                       // by served line
+  std::map<std::string, std::vector<std::uint8_t>> secrets_;                // by tenant
+  std::unordered_map<std::string, TokenIds> served_;                        // by served line
   std::size_t served_bytes_ = 0;
 };
 

@@ -40,8 +40,10 @@ std::string OneLine(std::string_view text) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     // U+0085, U+2028 and U+2029 break lines too.
-    const bool next_line = byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) == 0x85;
-    const bool separator = byte == 0xE2 && i + 2 < text.size() && static_cast<unsigned char>(text[i + 1]) == 0x80 &&
+    const bool next_line =
+        byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) == 0x85;
+    const bool separator = byte == 0xE2 && i + 2 < text.size() &&
+                           static_cast<unsigned char>(text[i + 1]) == 0x80 &&
                            (static_cast<unsigned char>(text[i + 2]) & 0xFE) == 0xA8;
     if (next_line) i += 1;
     if (separator) i += 2;
@@ -73,16 +75,19 @@ Result<Recipe> Recipe::Parse(std::string_view name) {
     Recipe recipe{entry.kind, entry.default_count};
     if (colon == std::string_view::npos) return recipe;
     const std::string_view digits = name.substr(colon + 1);
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), recipe.count);
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), recipe.count);
     if (entry.max_count == 0 || error != std::errc() || end != digits.data() + digits.size() ||
         recipe.count < 0 || recipe.count > entry.max_count) {
-      return InvalidArgument("recipe \"" + std::string(name) + "\": the number after the colon must be 0 to " +
+      return InvalidArgument("recipe \"" + std::string(name) +
+                             "\": the number after the colon must be 0 to " +
                              std::to_string(entry.max_count));
     }
     return recipe;
   }
-  return InvalidArgument("unknown recipe \"" + std::string(name) +
-                         "\"; known: primer[:N], owner-primer[:N], header, bare, window:N, header-window:N");
+  return InvalidArgument(
+      "unknown recipe \"" + std::string(name) +
+      "\"; known: primer[:N], owner-primer[:N], header, bare, window:N, header-window:N");
 }
 
 std::string Recipe::Name() const {
@@ -119,11 +124,11 @@ std::string ServedName(const Fact& fact, std::string_view scope_name) {
 }
 
 std::string ServedDate(TimeMs time) {
-  constexpr std::string_view kMonths[] = {"January", "February", "March",     "April",   "May",      "June",
-                                          "July",    "August",   "September", "October", "November", "December"};
-  const std::chrono::year_month_day date{
-      std::chrono::floor<std::chrono::days>(std::chrono::sys_time<std::chrono::milliseconds>(
-          std::chrono::milliseconds(time)))};
+  constexpr std::string_view kMonths[] = {"January",   "February", "March",    "April",
+                                          "May",       "June",     "July",     "August",
+                                          "September", "October",  "November", "December"};
+  const std::chrono::year_month_day date{std::chrono::floor<std::chrono::days>(
+      std::chrono::sys_time<std::chrono::milliseconds>(std::chrono::milliseconds(time)))};
   return std::to_string(static_cast<unsigned>(date.day())) + " " +
          std::string(kMonths[static_cast<unsigned>(date.month()) - 1]) + " " +
          std::to_string(static_cast<int>(date.year()));
@@ -140,11 +145,13 @@ std::string PrimerLines(std::int32_t count, std::span<const std::string> names) 
     if (count-- <= 0) break;
     const std::string name =
         names.empty() ? "The user" : names[static_cast<std::size_t>(fact.who) % names.size()];
-    const std::string other =
-        names.size() < 2 ? "a friend" : names[static_cast<std::size_t>(fact.who + 1) % names.size()];
+    const std::string other = names.size() < 2
+                                  ? "a friend"
+                                  : names[static_cast<std::size_t>(fact.who + 1) % names.size()];
     std::string text(fact.text);
     constexpr std::string_view kOther = "{other}";
-    for (std::size_t at; (at = text.find(kOther)) != std::string::npos;) text.replace(at, kOther.size(), other);
+    for (std::size_t at; (at = text.find(kOther)) != std::string::npos;)
+      text.replace(at, kOther.size(), other);
     lines += Line(fact.date, name, text);
   }
   return lines;

@@ -2,8 +2,9 @@
 #define INFERSCALE_ENCODE_RECIPE_H_
 
 /// \file recipe.h
-/// Recipe: what a fact looks like when it is served, and what stands in front of it when it is encoded.
-/// A recipe and its wording are part of a block's identity through the tokens it was encoded behind.
+/// Recipe: what a fact looks like when it is served, and what stands in front of it when it is
+/// encoded. A recipe and its wording are part of a block's identity through the tokens it was
+/// encoded behind.
 
 #include <cstdint>
 #include <span>
@@ -17,12 +18,12 @@
 namespace inferscale {
 
 enum class RecipeKind {
-  kBare,         ///< nothing in front (the paper without windows)
-  kHeader,       ///< canonical opening and header
-  kPrimer,       ///< opening, header and a fixed list of example facts with the owner's names
-  kOwnerPrimer,  ///< the same with the owner's own oldest facts as the list
-  kWindow,       ///< the turns before the fact, nothing else (the paper's Context-Window Encoding)
-  kHeaderWindow, ///< opening, header, and those turns written as dated bullets
+  kBare,          ///< nothing in front (the paper without windows)
+  kHeader,        ///< canonical opening and header
+  kPrimer,        ///< opening, header and a fixed list of example facts with the owner's names
+  kOwnerPrimer,   ///< the same with the owner's own oldest facts as the list
+  kWindow,        ///< the turns before the fact, nothing else (the paper's Context-Window Encoding)
+  kHeaderWindow,  ///< opening, header, and those turns written as dated bullets
 };
 
 struct Recipe {
@@ -52,8 +53,8 @@ std::string_view LateFooter();
 /// Name a fact is served under: its own, else the scope's, else "The user".
 std::string ServedName(const Fact& fact, std::string_view scope_name);
 
-/// "- (7 May 2023) Name: text\n". Always one line: line breaks and control characters of text and name
-/// become spaces. Without an event time the date is left out.
+/// "- (7 May 2023) Name: text\n". Always one line: line breaks and control characters of text and
+/// name become spaces. Without an event time the date is left out.
 std::string ServedLine(const Fact& fact, std::string_view scope_name);
 
 /// "7 May 2023"

@@ -18,8 +18,9 @@ Status Print(EvalContext& context, const std::string& name, const Result<BenchRe
   std::ostream& tables = context.json ? *context.progress : *context.out;
   tables << "\n" << TableOf(report->rows).ToText();
   for (const Claim& claim : report->claims) {
-    tables << (claim.Holds() ? "holds:  " : "FAILS:  ") << claim.text << ": " << Decimal(claim.value, 2) << " (must be "
-           << (claim.at_most ? "at most " : "at least ") << Decimal(claim.bound, 2) << ")\n";
+    tables << (claim.Holds() ? "holds:  " : "FAILS:  ") << claim.text << ": "
+           << Decimal(claim.value, 2) << " (must be " << (claim.at_most ? "at most " : "at least ")
+           << Decimal(claim.bound, 2) << ")\n";
   }
   for (const std::string& note : report->notes) tables << "note:   " << note << "\n";
   tables.flush();
@@ -34,7 +35,8 @@ Status Print(EvalContext& context, const std::string& name, const Result<BenchRe
                               {"holds", claim.Holds()}});
   }
   json["notes"] = report->notes;
-  *context.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
+  *context.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+               << std::endl;
   return OkStatus();
 }
 
@@ -62,14 +64,16 @@ Status EmbedSampleFacts(Embedder& embedder, std::vector<NewFact>* facts) {
   INFERSCALE_ASSIGN_OR_RETURN(const EvalConversation demo, BuiltInDemo());
   std::vector<std::string> texts;
   for (const EvalFact& fact : demo.facts) texts.push_back(fact.speaker + ": " + fact.text);
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::vector<float>> embeddings, embedder.Embed(texts));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::vector<float>> embeddings,
+                              embedder.Embed(texts));
   std::mt19937 random(1);
   for (std::size_t i = 0; i < facts->size(); ++i) {
     std::vector<float> vector = embeddings[i % embeddings.size()];
     double squares = 0;
     for (float& element : vector) {
       // About a tenth of an element's usual size: neighbours, not copies.
-      element += (static_cast<float>(random()) / static_cast<float>(std::mt19937::max()) - 0.5f) * 0.02f;
+      element +=
+          (static_cast<float>(random()) / static_cast<float>(std::mt19937::max()) - 0.5f) * 0.02f;
       squares += static_cast<double>(element) * element;
     }
     const auto norm = static_cast<float>(std::sqrt(squares));
@@ -79,7 +83,8 @@ Status EmbedSampleFacts(Embedder& embedder, std::vector<NewFact>* facts) {
   return OkStatus();
 }
 
-Status AddSampleFacts(EvalContext& context, MemoryService& service, const Scope& scope, std::vector<NewFact> facts) {
+Status AddSampleFacts(EvalContext& context, MemoryService& service, const Scope& scope,
+                      std::vector<NewFact> facts) {
   constexpr std::size_t kBatch = 500;
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo owner, service.catalog().EnsureScope(scope));
   EvalProgress progress(context, "storing facts", static_cast<std::int64_t>(facts.size()));
@@ -92,14 +97,16 @@ Status AddSampleFacts(EvalContext& context, MemoryService& service, const Scope&
     batch.embedder_id = service.embedder().id();
     batch.facts.assign(std::make_move_iterator(facts.begin() + static_cast<std::ptrdiff_t>(begin)),
                        std::make_move_iterator(facts.begin() + static_cast<std::ptrdiff_t>(end)));
-    INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const IngestOutcome outcome, service.catalog().Ingest(batch));
+    INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const IngestOutcome outcome,
+                                service.catalog().Ingest(batch));
     progress.Set(static_cast<std::int64_t>(end));
   }
   return OkStatus();
 }
 
 double MillisecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
 }
 
 EvalCommand AddBenchCommand(CLI::App& parent) {
@@ -111,13 +118,16 @@ EvalCommand AddBenchCommand(CLI::App& parent) {
   static constexpr Entry kEntries[] = {
       {"ttft", "Time to first token with facts as text and as KV, one thread", BenchTtft},
       {"ingest", "Encoding rate, and chats while 1,000 facts are ingested", BenchIngest},
-      {"retrieval", "Embedding, searching and composing with 10,000 facts; exact top-50 of 100,000", BenchRetrieval},
+      {"retrieval", "Embedding, searching and composing with 10,000 facts; exact top-50 of 100,000",
+       BenchRetrieval},
       {"codec", "Bytes a fact and log-probability by codec", BenchCodec},
-      {"decode", "Tokens a second with many sequences, and what an injection costs them", BenchDecode},
+      {"decode", "Tokens a second with many sequences, and what an injection costs them",
+       BenchDecode},
       {"start", "Time from start to the first search with 10,000 facts stored", BenchStart},
   };
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* app = parent.add_subcommand("bench", "Measure one claim and print whether it holds on this machine");
+  CLI::App* app = parent.add_subcommand(
+      "bench", "Measure one claim and print whether it holds on this machine");
   app->require_subcommand(1)->fallthrough();
   app->footer("Example: inferscale bench ttft --combinations 500");
   std::vector<std::pair<CLI::App*, Entry>> commands;
@@ -126,10 +136,14 @@ EvalCommand AddBenchCommand(CLI::App& parent) {
     command->fallthrough();
     command->add_option("--facts", options->facts, "Facts stored; 0: this benchmark's own number")
         ->check(CLI::Range(0, 1'000'000));
-    command->add_option("--questions", options->questions, "Questions asked; 0: this benchmark's own number")
+    command
+        ->add_option("--questions", options->questions,
+                     "Questions asked; 0: this benchmark's own number")
         ->check(CLI::Range(0, 1000));
     if (entry.function == BenchTtft) {
-      command->add_option("--combinations", options->combinations, "Also ask with this many random sets of five facts")
+      command
+          ->add_option("--combinations", options->combinations,
+                       "Also ask with this many random sets of five facts")
           ->check(CLI::Range(0, 100'000));
     }
     if (entry.function == BenchCodec) {
@@ -152,7 +166,8 @@ EvalCommand AddBenchCommand(CLI::App& parent) {
   }
   return {app, [options, commands](EvalContext& context) -> Status {
             for (const auto& [command, entry] : commands) {
-              if (command->parsed()) return Print(context, entry.name, entry.function(context, *options));
+              if (command->parsed())
+                return Print(context, entry.name, entry.function(context, *options));
             }
             return InvalidArgument("bench needs the name of a benchmark");
           }};

@@ -45,7 +45,8 @@ class Chorus {
   void WaitForTokens(std::size_t tokens) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
-      return done_ > 0 || std::all_of(times_.begin(), times_.end(), [&](const auto& t) { return t.size() >= tokens; });
+      return done_ > 0 || std::all_of(times_.begin(), times_.end(),
+                                      [&](const auto& t) { return t.size() >= tokens; });
     });
   }
 
@@ -53,7 +54,8 @@ class Chorus {
   Status WaitDone(const EvalContext& context) {
     bool cancelled = false;
     std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return done_ == times_.size(); })) {
+    while (!changed_.wait_for(lock, std::chrono::milliseconds(200),
+                              [&] { return done_ == times_.size(); })) {
       if (cancelled || CheckStop(context).ok()) continue;
       cancelled = true;
       lock.unlock();
@@ -113,13 +115,16 @@ class Chorus {
   Status failed_;
 };
 
-Result<std::vector<Composition>> Prompts(EvalSession& session, const Scope& scope, std::int32_t count) {
+Result<std::vector<Composition>> Prompts(EvalSession& session, const Scope& scope,
+                                         std::int32_t count) {
   std::vector<Composition> prompts;
   for (std::int32_t i = 0; i < count; ++i) {
     const ChatMessage messages[] = {
-        {"user", "Tell a long story about a lighthouse keeper and " + std::to_string(i + 2) + " ships.", ""}};
-    INFERSCALE_ASSIGN_OR_RETURN(Composition prompt,
-                                session.service().ComposeFor(scope, messages, {}, MemoryMode::kOff));
+        {"user",
+         "Tell a long story about a lighthouse keeper and " + std::to_string(i + 2) + " ships.",
+         ""}};
+    INFERSCALE_ASSIGN_OR_RETURN(
+        Composition prompt, session.service().ComposeFor(scope, messages, {}, MemoryMode::kOff));
     prompt.salt = FreshSalt();
     prompts.push_back(std::move(prompt));
   }
@@ -135,27 +140,31 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
   service_options.folder = folder.path();
   service_options.threads = context.threads;
   service_options.context_tokens = kContextTokens;
-  service_options.parallel_sequences = *std::max_element(options.sequences.begin(), options.sequences.end()) + 1;
+  service_options.parallel_sequences =
+      *std::max_element(options.sequences.begin(), options.sequences.end()) + 1;
   INFERSCALE_ASSIGN_OR_RETURN(EvalSession session, EvalSession::Open(context, service_options));
   Scope scope;
   scope.user = "inferscale-bench";
   const auto stored = static_cast<std::size_t>(options.facts > 0 ? options.facts : 60);
   INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, IngestSource::kFacts, stored));
   INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding facts"));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
-                              session.service().Search(scope, demo.questions.front().question, kInjectedFacts));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<SearchHit> hits,
+      session.service().Search(scope, demo.questions.front().question, kInjectedFacts));
   const std::vector<Fact> facts = FactsOf(hits);
 
   BenchReport report;
   const std::int32_t room = session.capabilities().parallel_sequences;
   for (const std::int32_t count : options.sequences) {
     if (count + 1 > room) {
-      report.notes.push_back("the engine has room for " + std::to_string(room) + " sequences: " + std::to_string(count) +
-                             " with one injected left out");
+      report.notes.push_back("the engine has room for " + std::to_string(room) + " sequences: " +
+                             std::to_string(count) + " with one injected left out");
       continue;
     }
-    // Reading the prompts first leaves nothing but decoding in the runs: each finds its prompt in the cache.
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Composition> prompts, Prompts(session, scope, count));
+    // Reading the prompts first leaves nothing but decoding in the runs: each finds its prompt in
+    // the cache.
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Composition> prompts,
+                                Prompts(session, scope, count));
     {
       Chorus warm_up(prompts.size());
       warm_up.Start(session.engine(), prompts, 1);
@@ -163,7 +172,8 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
     }
     double without_facts = 0;
     std::vector<std::string> undisturbed_texts;
-    // A request without facts has the same tail to compute: what an injection costs comes on top of it.
+    // A request without facts has the same tail to compute: what an injection costs comes on top of
+    // it.
     for (const char* const visitor_name : {"none", "no facts", "kv", "text"}) {
       const std::string visitor = visitor_name;
       if (visitor == "kv" && !session.capabilities().kv_injection) continue;
@@ -171,9 +181,10 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
       Say(context, std::to_string(count) + " sequences, request in between: " + visitor);
       std::optional<Composition> visit;
       if (visitor != "none") {
-        INFERSCALE_ASSIGN_OR_RETURN(visit, session.Compose(scope, demo.questions.front().question,
-                                                           visitor == "no facts" ? std::span<const Fact>() : facts,
-                                                           visitor == "kv" ? MemoryMode::kKv : MemoryMode::kText));
+        INFERSCALE_ASSIGN_OR_RETURN(
+            visit, session.Compose(scope, demo.questions.front().question,
+                                   visitor == "no facts" ? std::span<const Fact>() : facts,
+                                   visitor == "kv" ? MemoryMode::kKv : MemoryMode::kText));
       }
       Chorus chorus(prompts.size());
       chorus.Start(session.engine(), prompts, kTokens);
@@ -192,18 +203,22 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
       const double longest = gaps.empty() ? 0 : *std::max_element(gaps.begin(), gaps.end());
       if (visitor == "none") undisturbed_texts = chorus.texts();
       if (visitor == "no facts") without_facts = rate;
-      report.rows.push_back({{"sequences", count},
-                             {"request_between", visitor},
-                             {"tokens_per_second", rate},
-                             {"median_gap_ms", Median(gaps)},
-                             {"longest_gap_ms", longest},
-                             {"its_ttft_ms", visitor == "none" ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(visit_ttft)},
-                             {"same_answers", visitor == "none" ? nlohmann::ordered_json(nullptr)
-                                                                : nlohmann::ordered_json(chorus.texts() == undisturbed_texts)}});
+      report.rows.push_back(
+          {{"sequences", count},
+           {"request_between", visitor},
+           {"tokens_per_second", rate},
+           {"median_gap_ms", Median(gaps)},
+           {"longest_gap_ms", longest},
+           {"its_ttft_ms", visitor == "none" ? nlohmann::ordered_json(nullptr)
+                                             : nlohmann::ordered_json(visit_ttft)},
+           {"same_answers", visitor == "none"
+                                ? nlohmann::ordered_json(nullptr)
+                                : nlohmann::ordered_json(chorus.texts() == undisturbed_texts)}});
       if (visitor == "kv") {
-        report.claims.push_back({"tokens a second of " + std::to_string(count) +
-                                     " sequences with an injected request in between / one without facts",
-                                 without_facts > 0 ? rate / without_facts : 0, 0.9, false});
+        report.claims.push_back(
+            {"tokens a second of " + std::to_string(count) +
+                 " sequences with an injected request in between / one without facts",
+             without_facts > 0 ? rate / without_facts : 0, 0.9, false});
       }
     }
   }

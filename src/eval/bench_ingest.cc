@@ -37,15 +37,18 @@ Result<double> EncodeRate(Engine& engine, std::vector<EncodeRequest> requests) {
 
 /// Chats about the demo, one after the other. \return TTFT of each
 Result<std::vector<double>> Chats(EvalContext& context, EvalSession& session, const Scope& scope,
-                                  const EvalConversation& demo, const std::function<bool(std::size_t)>& go_on) {
+                                  const EvalConversation& demo,
+                                  const std::function<bool(std::size_t)>& go_on) {
   std::vector<double> ttft_ms;
   while (go_on(ttft_ms.size())) {
     INFERSCALE_RETURN_IF_ERROR(CheckStop(context));
     const std::string& question = demo.questions[ttft_ms.size() % demo.questions.size()].question;
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits, session.service().Search(scope, question, kChatFacts));
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
+                                session.service().Search(scope, question, kChatFacts));
     INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
                                 session.Compose(scope, question, FactsOf(hits), MemoryMode::kKv));
-    INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Generate(std::move(composition), kChatTokens));
+    INFERSCALE_ASSIGN_OR_RETURN(const Answer answer,
+                                session.Generate(std::move(composition), kChatTokens));
     ttft_ms.push_back(answer.generation.ttft_ms);
   }
   return ttft_ms;
@@ -71,13 +74,18 @@ Result<BenchReport> BenchIngest(EvalContext& context, const BenchOptions& option
   // Rates of encoding facts that no store has yet, under an owner of their own.
   Scope rate_scope;
   rate_scope.user = "inferscale-bench-rate";
-  INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo rate_owner, session.service().catalog().EnsureScope(rate_scope));
-  INFERSCALE_ASSIGN_OR_RETURN(const Recipe recipe, Recipe::Parse(session.service().options().recipe));
-  FactEncoder encoder(engine, session.service().catalog(), recipe, session.service().options().codec);
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<NewFact> samples, SampleFacts(kBatchedFacts + 2 * kSingleFacts));
+  INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo rate_owner,
+                              session.service().catalog().EnsureScope(rate_scope));
+  INFERSCALE_ASSIGN_OR_RETURN(const Recipe recipe,
+                              Recipe::Parse(session.service().options().recipe));
+  FactEncoder encoder(engine, session.service().catalog(), recipe,
+                      session.service().options().codec);
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<NewFact> samples,
+                              SampleFacts(kBatchedFacts + 2 * kSingleFacts));
   std::vector<EncodeRequest> requests;
   for (const NewFact& sample : samples) {
-    INFERSCALE_ASSIGN_OR_RETURN(const FactEncoding encoding, encoder.Encode(sample.fact, rate_owner));
+    INFERSCALE_ASSIGN_OR_RETURN(const FactEncoding encoding,
+                                encoder.Encode(sample.fact, rate_owner));
     EncodeRequest request;
     request.info.key = encoding.key;
     request.info.scope_tag = rate_owner.tag;
@@ -93,10 +101,12 @@ Result<BenchReport> BenchIngest(EvalContext& context, const BenchOptions& option
   for (std::size_t i = 0; i < kSingleFacts; ++i) {
     Composition prompt;
     prompt.ids = *requests.back().context;
-    prompt.ids.insert(prompt.ids.end(), requests.back().info.tokens.begin(), requests.back().info.tokens.end());
+    prompt.ids.insert(prompt.ids.end(), requests.back().info.tokens.begin(),
+                      requests.back().info.tokens.end());
     prompt.salt = FreshSalt();
     prompt.inject = false;
-    INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const Answer answer, session.Generate(std::move(prompt), 1));
+    INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const Answer answer,
+                                session.Generate(std::move(prompt), 1));
     requests.pop_back();
   }
   const double prompt_rate = kSingleFacts / MillisecondsSince(prompt_start) * 1000;
@@ -110,14 +120,23 @@ Result<BenchReport> BenchIngest(EvalContext& context, const BenchOptions& option
   }
   single_rate = kSingleFacts / single_rate;
   INFERSCALE_ASSIGN_OR_RETURN(const double batched_rate, EncodeRate(engine, std::move(requests)));
-  report.rows.push_back({{"what", "encoding, one prompt a fact"}, {"facts_per_second", prompt_rate}, {"ttft_p50_ms", nullptr},
-                         {"ttft_p95_ms", nullptr}, {"n", kSingleFacts}});
-  report.rows.push_back({{"what", "encoding, one call a fact"}, {"facts_per_second", single_rate}, {"n", kSingleFacts}});
-  report.rows.push_back({{"what", "encoding, many facts a call"}, {"facts_per_second", batched_rate}, {"n", kBatchedFacts}});
-  report.claims.push_back({"encoding many facts / one request a fact", batched_rate / prompt_rate, 3, false});
+  report.rows.push_back({{"what", "encoding, one prompt a fact"},
+                         {"facts_per_second", prompt_rate},
+                         {"ttft_p50_ms", nullptr},
+                         {"ttft_p95_ms", nullptr},
+                         {"n", kSingleFacts}});
+  report.rows.push_back({{"what", "encoding, one call a fact"},
+                         {"facts_per_second", single_rate},
+                         {"n", kSingleFacts}});
+  report.rows.push_back({{"what", "encoding, many facts a call"},
+                         {"facts_per_second", batched_rate},
+                         {"n", kBatchedFacts}});
+  report.claims.push_back(
+      {"encoding many facts / one request a fact", batched_rate / prompt_rate, 3, false});
 
   Say(context, "chats while nothing else runs");
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<double> idle, Chats(context, session, scope, demo, [](std::size_t n) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<double> idle,
+                              Chats(context, session, scope, demo, [](std::size_t n) {
                                 return n < static_cast<std::size_t>(kIdleChats);
                               }));
   const auto count = static_cast<std::size_t>(options.facts > 0 ? options.facts : 1000);
@@ -129,24 +148,30 @@ Result<BenchReport> BenchIngest(EvalContext& context, const BenchOptions& option
                               session.service().AddFacts(ingest_scope, {}, std::move(facts)));
   EvalProgress progress(context, "facts encoded while chatting", static_cast<std::int64_t>(count));
   Status pending_status;
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<double> busy, Chats(context, session, scope, demo, [&](std::size_t) {
-                                const Result<PendingWork> pending = session.service().Pending();
-                                if (!pending.ok()) {
-                                  pending_status = pending.status();
-                                  return false;
-                                }
-                                const std::int64_t left = std::max(pending->encodings, pending->embeddings);
-                                progress.Set(static_cast<std::int64_t>(count) - left);
-                                return left > 0;
-                              }));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<double> busy, Chats(context, session, scope, demo, [&](std::size_t) {
+        const Result<PendingWork> pending = session.service().Pending();
+        if (!pending.ok()) {
+          pending_status = pending.status();
+          return false;
+        }
+        const std::int64_t left = std::max(pending->encodings, pending->embeddings);
+        progress.Set(static_cast<std::int64_t>(count) - left);
+        return left > 0;
+      }));
   INFERSCALE_RETURN_IF_ERROR(pending_status);
   const double seconds = MillisecondsSince(ingest_start) / 1000;
-  report.rows.push_back({{"what", "chats, idle"}, {"ttft_p50_ms", Median(idle)}, {"ttft_p95_ms", Percentile(idle, 95)},
+  report.rows.push_back({{"what", "chats, idle"},
+                         {"ttft_p50_ms", Median(idle)},
+                         {"ttft_p95_ms", Percentile(idle, 95)},
                          {"n", idle.size()}});
   report.rows.push_back({{"what", "chats during an ingest of " + std::to_string(count) + " facts"},
-                         {"facts_per_second", static_cast<double>(count) / seconds}, {"ttft_p50_ms", Median(busy)},
-                         {"ttft_p95_ms", Percentile(busy, 95)}, {"n", busy.size()}});
-  report.claims.push_back({"p95 of TTFT during ingest / idle", Percentile(busy, 95) / Percentile(idle, 95), 2, true});
+                         {"facts_per_second", static_cast<double>(count) / seconds},
+                         {"ttft_p50_ms", Median(busy)},
+                         {"ttft_p95_ms", Percentile(busy, 95)},
+                         {"n", busy.size()}});
+  report.claims.push_back(
+      {"p95 of TTFT during ingest / idle", Percentile(busy, 95) / Percentile(idle, 95), 2, true});
   return report;
 }
 

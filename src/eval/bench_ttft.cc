@@ -59,25 +59,29 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
     EvalProgress progress(context, "questions", static_cast<std::int64_t>(count));
     for (std::size_t i = 0; i < count; ++i) {
       const std::string& question = demo.questions[i % demo.questions.size()].question;
-      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits, session.service().Search(scope, question, 50));
+      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
+                                  session.service().Search(scope, question, 50));
       const std::vector<Fact> facts = FactsOf(hits);
       for (const std::int32_t k : {5, 50}) {
         for (const bool short_tail : {false, true}) {
           INFERSCALE_RETURN_IF_ERROR(CheckStop(context));
-          INFERSCALE_ASSIGN_OR_RETURN(Composition kv,
-                                      session.Compose(scope, question, FirstFacts(facts, k), MemoryMode::kKv));
+          INFERSCALE_ASSIGN_OR_RETURN(
+              Composition kv,
+              session.Compose(scope, question, FirstFacts(facts, k), MemoryMode::kKv));
           if (short_tail) kv = WithTail(std::move(kv), kShortTail);
           const Composition text = AsText(kv);
           const bool text_first = i % 2 == 0;
           for (const bool inject : {!text_first, text_first}) {
-            INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Generate(inject ? kv : text, 1));
+            INFERSCALE_ASSIGN_OR_RETURN(const Answer answer,
+                                        session.Generate(inject ? kv : text, 1));
             Samples& all = samples[{k, short_tail, inject}];
             all.ttft_ms.push_back(answer.generation.ttft_ms);
             all.inject_ms.push_back(answer.generation.inject_ms);
             all.injected.push_back(answer.generation.injected_tokens);
             all.computed.push_back(answer.generation.computed_tokens);
             std::int32_t fact_tokens = 0;
-            for (const BlockSpan& span : kv.blocks) fact_tokens += span.exact ? 0 : span.end - span.begin;
+            for (const BlockSpan& span : kv.blocks)
+              fact_tokens += span.exact ? 0 : span.end - span.begin;
             all.fact_tokens = fact_tokens;
           }
         }
@@ -87,7 +91,9 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
   }
 
   BenchReport report;
-  const auto median = [&](std::int32_t k, bool short_tail, bool kv) { return Median(samples[{k, short_tail, kv}].ttft_ms); };
+  const auto median = [&](std::int32_t k, bool short_tail, bool kv) {
+    return Median(samples[{k, short_tail, kv}].ttft_ms);
+  };
   for (const auto& [key, all] : samples) {
     const auto& [k, short_tail, kv] = key;
     report.rows.push_back({{"k", k},
@@ -101,14 +107,18 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
                            {"n", all.ttft_ms.size()}});
   }
   report.claims = {
-      {"fact tokens at k=50", static_cast<double>(samples[{50, false, true}].fact_tokens), 1400, false},
+      {"fact tokens at k=50", static_cast<double>(samples[{50, false, true}].fact_tokens), 1400,
+       false},
       {"TTFT text / KV at k=50", median(50, false, false) / median(50, false, true), 20, false},
-      {"TTFT text / KV at k=50 with a tail of 30 tokens", median(50, true, false) / median(50, true, true), 30, false},
+      {"TTFT text / KV at k=50 with a tail of 30 tokens",
+       median(50, true, false) / median(50, true, true), 30, false},
       {"TTFT with KV at k=50 / k=5", median(50, false, true) / median(5, false, true), 1.5, true}};
 
   if (options.combinations > 0) {
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> all, session.service().List(scope, 0, 1000));
-    if (all.size() < static_cast<std::size_t>(kCombinationFacts)) return Internal("too few facts for combinations");
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> all,
+                                session.service().List(scope, 0, 1000));
+    if (all.size() < static_cast<std::size_t>(kCombinationFacts))
+      return Internal("too few facts for combinations");
     const KvStoreStats before = session.engine().StoreStats();
     std::mt19937 random(1);
     std::vector<double> ttft_ms;
@@ -118,8 +128,9 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
       std::vector<Fact> facts;
       std::sample(all.begin(), all.end(), std::back_inserter(facts), kCombinationFacts, random);
       std::shuffle(facts.begin(), facts.end(), random);
-      INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
-                                  session.Compose(scope, demo.questions.front().question, facts, MemoryMode::kKv));
+      INFERSCALE_ASSIGN_OR_RETURN(
+          Composition composition,
+          session.Compose(scope, demo.questions.front().question, facts, MemoryMode::kKv));
       INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Generate(std::move(composition), 1));
       ttft_ms.push_back(answer.generation.ttft_ms);
       progress.Add();
@@ -128,13 +139,22 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
     const auto fifth = static_cast<std::ptrdiff_t>(std::max<std::size_t>(ttft_ms.size() / 5, 1));
     const double first = Median({ttft_ms.begin(), ttft_ms.begin() + fifth});
     const double last = Median({ttft_ms.end() - fifth, ttft_ms.end()});
-    report.rows.push_back({{"k", kCombinationFacts}, {"mode", "kv"}, {"tail", "first fifth of the combinations"},
-                           {"ttft_ms", first}, {"n", fifth}, {"store_bytes", before.file_bytes}});
-    report.rows.push_back({{"k", kCombinationFacts}, {"mode", "kv"}, {"tail", "last fifth of the combinations"},
-                           {"ttft_ms", last}, {"n", fifth}, {"store_bytes", after.file_bytes}});
+    report.rows.push_back({{"k", kCombinationFacts},
+                           {"mode", "kv"},
+                           {"tail", "first fifth of the combinations"},
+                           {"ttft_ms", first},
+                           {"n", fifth},
+                           {"store_bytes", before.file_bytes}});
+    report.rows.push_back({{"k", kCombinationFacts},
+                           {"mode", "kv"},
+                           {"tail", "last fifth of the combinations"},
+                           {"ttft_ms", last},
+                           {"n", fifth},
+                           {"store_bytes", after.file_bytes}});
     report.claims.push_back({"TTFT of the last / the first combinations", last / first, 1.2, true});
     report.claims.push_back({"store bytes after / before the combinations",
-                             static_cast<double>(after.file_bytes) / static_cast<double>(std::max<std::int64_t>(before.file_bytes, 1)),
+                             static_cast<double>(after.file_bytes) /
+                                 static_cast<double>(std::max<std::int64_t>(before.file_bytes, 1)),
                              1.0, true});
   }
   return report;

@@ -25,9 +25,9 @@ struct EvalTurn {
 
 struct EvalFact {
   std::string speaker;
-  std::string text;                     ///< reads after "Speaker: "
+  std::string text;  ///< reads after "Speaker: "
   TimeMs time_ms = 0;
-  std::vector<std::string> sources;     ///< ids of turns; unknown ones are ignored
+  std::vector<std::string> sources;  ///< ids of turns; unknown ones are ignored
   std::int32_t session = 0;
   std::optional<std::size_t> supersedes;  ///< index of an earlier fact of the conversation
 };
@@ -35,7 +35,7 @@ struct EvalFact {
 struct EvalQuestion {
   std::string id, question, answer;
   std::string category;
-  bool adversarial = false;             ///< the history does not answer it (LoCoMo's category 5)
+  bool adversarial = false;  ///< the history does not answer it (LoCoMo's category 5)
   std::vector<std::string> evidence;
 };
 
@@ -57,8 +57,8 @@ Result<EvalConversation> ParseDemo(std::string_view json);
 /// The demo history that is built into the program.
 Result<EvalConversation> BuiltInDemo();
 
-/// LoCoMo's JSON: a list of samples. Observations lose the speaker's name at their start, since a fact is
-/// served behind it. A question without an answer takes the adversarial one.
+/// LoCoMo's JSON: a list of samples. Observations lose the speaker's name at their start, since a
+/// fact is served behind it. A question without an answer takes the adversarial one.
 Result<EvalDataset> ParseLocomo(std::string_view json);
 /// The same from a file of at most 256 MiB.
 Result<EvalDataset> LoadLocomo(const std::filesystem::path& path);

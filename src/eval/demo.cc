@@ -69,7 +69,8 @@ class Demo {
     service_options.max_fact_tokens = kContextTokens - 512;
     Say(context_, "loading the model");
     {
-      INFERSCALE_ASSIGN_OR_RETURN(EvalSession session, EvalSession::Open(context_, service_options));
+      INFERSCALE_ASSIGN_OR_RETURN(EvalSession session,
+                                  EvalSession::Open(context_, service_options));
       INFERSCALE_RETURN_IF_ERROR(MakePlan(session, history));
       INFERSCALE_RETURN_IF_ERROR(Ingest(session, history, source));
       INFERSCALE_RETURN_IF_ERROR(Retrieve(session, history));
@@ -77,7 +78,8 @@ class Demo {
     }
     if (plan_.bare && kv_) {
       service_options.recipe = "bare";
-      INFERSCALE_ASSIGN_OR_RETURN(EvalSession session, EvalSession::Open(context_, service_options));
+      INFERSCALE_ASSIGN_OR_RETURN(EvalSession session,
+                                  EvalSession::Open(context_, service_options));
       INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding the same facts bare, for comparison"));
       INFERSCALE_RETURN_IF_ERROR(ScoreBare(session));
     }
@@ -102,7 +104,8 @@ class Demo {
     kv_ = session.capabilities().kv_injection;
     result_.kv_refusal = session.capabilities().kv_refusal;
     if (!kv_) {
-      if (result_.kv_refusal.empty()) result_.kv_refusal = "the engine cannot inject KV for this model";
+      if (result_.kv_refusal.empty())
+        result_.kv_refusal = "the engine cannot inject KV for this model";
       Note("KV refused: " + result_.kv_refusal + "; facts are served as text");
     }
     if (options_.quick) {
@@ -112,7 +115,9 @@ class Demo {
       plan_.side_by_side = 1;
       plan_.side_by_side_k = 5;
       plan_.facts = 20;
-      Note("--quick: 20 facts, two questions, k up to 10; the figures are a check that everything works, no more");
+      Note(
+          "--quick: 20 facts, two questions, k up to 10; the figures are a check that everything "
+          "works, no more");
     }
     std::vector<Fact> sample;
     for (std::size_t i = 0; i < 10 && i < history.facts.size(); ++i) {
@@ -128,7 +133,8 @@ class Demo {
     CutToContext(session.capabilities().context_tokens);
     if (!options_.quick) CutToTime(static_cast<double>(history.facts.size()));
     if (options_.questions > 0) {
-      plan_.ttft_questions = plan_.least_accuracy_questions = plan_.most_accuracy_questions = options_.questions;
+      plan_.ttft_questions = plan_.least_accuracy_questions = plan_.most_accuracy_questions =
+          options_.questions;
     }
     return OkStatus();
   }
@@ -157,13 +163,16 @@ class Demo {
     const auto estimate = [&] {
       const double encode = kv_ ? facts * kFactTokens / speed_ * 1.2 * (plan_.bare ? 1.8 : 1.0) : 0;
       return encode + plan_.ttft_questions * TextSeconds(plan_.ks) +
-             std::max(0, plan_.least_accuracy_questions - plan_.ttft_questions) * TextSeconds(plan_.accuracy_ks) +
-             plan_.side_by_side * 2 * (kAnswerTokens * 4.0 / speed_ + TextSeconds({plan_.side_by_side_k}) / 2);
+             std::max(0, plan_.least_accuracy_questions - plan_.ttft_questions) *
+                 TextSeconds(plan_.accuracy_ks) +
+             plan_.side_by_side * 2 *
+                 (kAnswerTokens * 4.0 / speed_ + TextSeconds({plan_.side_by_side_k}) / 2);
     };
     if (estimate() > kBudgetSeconds) {
       plan_.least_accuracy_questions = plan_.ttft_questions;
       plan_.side_by_side = 2;
-      Note("this machine reads " + Decimal(speed_, 0) + " tokens a second with this model: accuracy on " +
+      Note("this machine reads " + Decimal(speed_, 0) +
+           " tokens a second with this model: accuracy on " +
            std::to_string(plan_.least_accuracy_questions) + " questions only");
     }
     if (estimate() > kHugeSeconds) {
@@ -172,7 +181,9 @@ class Demo {
       plan_.ttft_questions = plan_.least_accuracy_questions = 3;
       plan_.bare = false;
       plan_.side_by_side = 1;
-      Note("the model is large for this machine: 80 facts, three questions, no comparison with bare KV");
+      Note(
+          "the model is large for this machine: 80 facts, three questions, no comparison with bare "
+          "KV");
     }
     Say(context_, "prefill " + Decimal(speed_, 0) + " tokens a second; this will take about " +
                       Decimal(std::max(1.0, std::ceil(estimate() / 60)), 0) + " minutes");
@@ -193,17 +204,21 @@ class Demo {
     const std::size_t count = history.questions.size();
     // Spread over the kinds of question; a quick run asks about the first facts, which it has.
     const std::size_t stride = options_.quick ? 1 : 7;
-    const auto wanted = static_cast<std::size_t>(std::max(plan_.most_accuracy_questions, plan_.ttft_questions));
+    const auto wanted =
+        static_cast<std::size_t>(std::max(plan_.most_accuracy_questions, plan_.ttft_questions));
     for (std::size_t i = 0; i < std::min(wanted, count); ++i) {
       Item item;
       item.question = &history.questions[i * stride % count];
-      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
-                                  session.service().Search(scope_, item.question->question, plan_.ks.back()));
+      INFERSCALE_ASSIGN_OR_RETURN(
+          const std::vector<SearchHit> hits,
+          session.service().Search(scope_, item.question->question, plan_.ks.back()));
       item.facts = FactsOf(hits);
       items_.push_back(std::move(item));
     }
-    if (!items_.empty() && items_.front().facts.size() < static_cast<std::size_t>(plan_.ks.back())) {
-      Note("only " + std::to_string(items_.front().facts.size()) + " facts were found for the largest k");
+    if (!items_.empty() &&
+        items_.front().facts.size() < static_cast<std::size_t>(plan_.ks.back())) {
+      Note("only " + std::to_string(items_.front().facts.size()) +
+           " facts were found for the largest k");
     }
     return OkStatus();
   }
@@ -229,7 +244,8 @@ class Demo {
       progress.Add();
     }
     if (asked < kGoodAccuracyQuestions && options_.questions == 0 && !options_.quick) {
-      Note("accuracy on " + std::to_string(asked) + " questions only, to end in time: too few to tell much");
+      Note("accuracy on " + std::to_string(asked) +
+           " questions only, to end in time: too few to tell much");
     }
     items_.resize(asked);
     return OkStatus();
@@ -250,28 +266,36 @@ class Demo {
       const bool text_first = (index + static_cast<std::size_t>(k)) % 2 == 0;
       for (const bool kv : {!text_first, text_first}) {
         if (kv && !kv_) continue;
-        INFERSCALE_RETURN_IF_ERROR(MeasureOne(session, &item, index, k, kv, timed && Wants(plan_.ks, k)));
+        INFERSCALE_RETURN_IF_ERROR(
+            MeasureOne(session, &item, index, k, kv, timed && Wants(plan_.ks, k)));
       }
     }
     if (!plan_.accuracy_ks.empty()) {
-      INFERSCALE_ASSIGN_OR_RETURN(Composition none, session.Compose(scope_, item.question->question, {}, MemoryMode::kOff));
-      INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Score(std::move(none), item.question->answer, true));
+      INFERSCALE_ASSIGN_OR_RETURN(
+          Composition none, session.Compose(scope_, item.question->question, {}, MemoryMode::kOff));
+      INFERSCALE_ASSIGN_OR_RETURN(const Answer answer,
+                                  session.Score(std::move(none), item.question->answer, true));
       for (const std::int32_t k : plan_.accuracy_ks) Record(item, k, "none", answer);
     }
     for (const std::int32_t k : plan_.accuracy_ks) {
-      if (const auto found = pending_kv_.find(k); found != pending_kv_.end()) Record(item, k, "kv", found->second);
+      if (const auto found = pending_kv_.find(k); found != pending_kv_.end())
+        Record(item, k, "kv", found->second);
     }
     pending_kv_.clear();
     return OkStatus();
   }
 
-  Status MeasureOne(EvalSession& session, Item* item, std::size_t index, std::int32_t k, bool kv, bool timed) {
+  Status MeasureOne(EvalSession& session, Item* item, std::size_t index, std::int32_t k, bool kv,
+                    bool timed) {
     INFERSCALE_ASSIGN_OR_RETURN(
         Composition composition,
-        session.Compose(scope_, item->question->question, FirstFacts(item->facts, k), kv ? MemoryMode::kKv : MemoryMode::kText));
+        session.Compose(scope_, item->question->question, FirstFacts(item->facts, k),
+                        kv ? MemoryMode::kKv : MemoryMode::kText));
     if (timed) {
-      const bool shown = static_cast<std::int32_t>(index) < plan_.side_by_side && k == plan_.side_by_side_k;
-      INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Generate(composition, shown ? kAnswerTokens : 1));
+      const bool shown =
+          static_cast<std::int32_t>(index) < plan_.side_by_side && k == plan_.side_by_side_k;
+      INFERSCALE_ASSIGN_OR_RETURN(const Answer answer,
+                                  session.Generate(composition, shown ? kAnswerTokens : 1));
       const GenerationReport& report = answer.generation;
       ttft_[{k, kv}].push_back({report.ttft_ms, static_cast<double>(report.injected_tokens),
                                 static_cast<double>(report.computed_tokens)});
@@ -281,7 +305,8 @@ class Demo {
       if (shown) AddSideBySide(*item, k, kv, report);
     }
     if (!Wants(plan_.accuracy_ks, k)) return OkStatus();
-    INFERSCALE_ASSIGN_OR_RETURN(Answer answer, session.Score(std::move(composition), item->question->answer, true, timed));
+    INFERSCALE_ASSIGN_OR_RETURN(
+        Answer answer, session.Score(std::move(composition), item->question->answer, true, timed));
     if (kv) {
       pending_kv_[k] = std::move(answer);  // text may not have been asked yet
     } else {
@@ -292,10 +317,12 @@ class Demo {
   }
 
   void AddSideBySide(const Item& item, std::int32_t k, bool kv, const GenerationReport& report) {
-    auto found = std::find_if(result_.answers.begin(), result_.answers.end(),
-                              [&](const auto& pair) { return pair.question == item.question->question; });
+    auto found =
+        std::find_if(result_.answers.begin(), result_.answers.end(),
+                     [&](const auto& pair) { return pair.question == item.question->question; });
     if (found == result_.answers.end()) {
-      found = result_.answers.insert(found, {item.question->question, item.question->answer, "", "", k, 0, 0});
+      found = result_.answers.insert(
+          found, {item.question->question, item.question->answer, "", "", k, 0, 0});
     }
     (kv ? found->kv : found->text) = report.text;
     (kv ? found->kv_ttft_ms : found->text_ttft_ms) = report.ttft_ms;
@@ -305,18 +332,22 @@ class Demo {
     Sums& sums = accuracy_[{k, mode}];
     sums.logprobs.push_back(answer.logprob);
     const auto text = item.text_top1.find(k);
-    if (text != item.text_top1.end() && Sparsify(answer.first_logprobs, 1).top() == text->second) ++sums.top1;
+    if (text != item.text_top1.end() && Sparsify(answer.first_logprobs, 1).top() == text->second)
+      ++sums.top1;
   }
 
   Status ScoreBare(EvalSession& session) {
-    EvalProgress progress(context_, "questions with bare KV", static_cast<std::int64_t>(items_.size()));
+    EvalProgress progress(context_, "questions with bare KV",
+                          static_cast<std::int64_t>(items_.size()));
     for (const Item& item : items_) {
       INFERSCALE_RETURN_IF_ERROR(CheckStop(context_));
       for (const std::int32_t k : plan_.accuracy_ks) {
+        INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
+                                    session.Compose(scope_, item.question->question,
+                                                    FirstFacts(item.facts, k), MemoryMode::kKv));
         INFERSCALE_ASSIGN_OR_RETURN(
-            Composition composition,
-            session.Compose(scope_, item.question->question, FirstFacts(item.facts, k), MemoryMode::kKv));
-        INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Score(std::move(composition), item.question->answer, true));
+            const Answer answer,
+            session.Score(std::move(composition), item.question->answer, true));
         Record(item, k, "kv-bare", answer);
       }
       progress.Add();
@@ -335,8 +366,8 @@ class Demo {
           injected.push_back(sample[1]);
           computed.push_back(sample[2]);
         }
-        result_.ttft.push_back(
-            {k, kv, Median(ms), Median(injected), Median(computed), static_cast<std::int32_t>(ms.size())});
+        result_.ttft.push_back({k, kv, Median(ms), Median(injected), Median(computed),
+                                static_cast<std::int32_t>(ms.size())});
       }
     }
     for (const std::int32_t k : plan_.accuracy_ks) {
@@ -344,7 +375,8 @@ class Demo {
         const auto found = accuracy_.find({k, mode});
         if (found == accuracy_.end()) continue;
         const auto n = static_cast<std::int32_t>(found->second.logprobs.size());
-        result_.accuracy.push_back({k, mode, Mean(found->second.logprobs), static_cast<double>(found->second.top1) / n, n});
+        result_.accuracy.push_back({k, mode, Mean(found->second.logprobs),
+                                    static_cast<double>(found->second.top1) / n, n});
       }
     }
     for (const auto& [reason, count] : fallbacks_) {
@@ -371,8 +403,10 @@ class Demo {
 Status RunDemo(EvalContext& context, const DemoOptions& options) {
   INFERSCALE_ASSIGN_OR_RETURN(const DemoResult result, Demo(context, options).Run());
   std::ostream& tables = context.json ? *context.progress : *context.out;
-  tables << "\nTime to first token, median of " << (result.ttft.empty() ? 0 : result.ttft.front().questions)
-         << " questions, text and KV in turn\n" << DemoTtftTable(result).ToText();
+  tables << "\nTime to first token, median of "
+         << (result.ttft.empty() ? 0 : result.ttft.front().questions)
+         << " questions, text and KV in turn\n"
+         << DemoTtftTable(result).ToText();
   if (!result.kv_refusal.empty()) tables << "  KV refused: " << result.kv_refusal << "\n";
   tables << "\nAccuracy: log-probability of the right answer, first token as with text\n"
          << DemoAccuracyTable(result).ToText() << "\n";
@@ -381,7 +415,8 @@ Status RunDemo(EvalContext& context, const DemoOptions& options) {
   if (context.json) {
     nlohmann::ordered_json json = DemoJson(result);
     json["page"] = std::filesystem::absolute(options.page).string();
-    *context.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+    *context.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+                 << "\n";
   }
   context.out->flush();
   return OkStatus();
@@ -391,15 +426,19 @@ Status RunDemo(EvalContext& context, const DemoOptions& options) {
 
 EvalCommand AddDemoCommand(CLI::App& parent) {
   auto options = std::make_shared<DemoOptions>();
-  CLI::App* app = parent.add_subcommand("demo", "See it work: a long history, 30 questions, facts as text and as KV");
+  CLI::App* app = parent.add_subcommand(
+      "demo", "See it work: a long history, 30 questions, facts as text and as KV");
   app->add_option("--page", options->page, "HTML page to write")->capture_default_str();
-  app->add_option("--ingest", options->ingest, "facts: the written facts; verbatim: every turn is a fact")
+  app->add_option("--ingest", options->ingest,
+                  "facts: the written facts; verbatim: every turn is a fact")
       ->capture_default_str()
       ->check(CLI::IsMember({"facts", "verbatim"}));
-  app->add_option("--questions", options->questions, "Questions for every measurement; 0: as many as fit five minutes")
+  app->add_option("--questions", options->questions,
+                  "Questions for every measurement; 0: as many as fit five minutes")
       ->capture_default_str()
       ->check(CLI::Range(0, 30));
-  app->add_flag("--quick", options->quick, "A small run of under a minute that only checks that everything works");
+  app->add_flag("--quick", options->quick,
+                "A small run of under a minute that only checks that everything works");
   app->footer("Example: inferscale demo --page demo.html");
   return {app, [options](EvalContext& context) { return RunDemo(context, *options); }};
 }

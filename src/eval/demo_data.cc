@@ -14,7 +14,8 @@ Result<EvalConversation> ParseDemo(std::string_view json) {
   conversation.speakers = OptionalStrings(root, "speakers");
 
   std::map<std::string, std::int32_t> session_of_turn;
-  INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* sessions, RequiredArray(root, "sessions", "demo data"));
+  INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* sessions,
+                              RequiredArray(root, "sessions", "demo data"));
   for (std::size_t s = 0; s < sessions->size(); ++s) {
     const std::string where = "session " + std::to_string(s + 1);
     const nlohmann::json& session = (*sessions)[s];
@@ -22,7 +23,8 @@ Result<EvalConversation> ParseDemo(std::string_view json) {
     INFERSCALE_ASSIGN_OR_RETURN(const std::string time, RequiredString(session, "time", where));
     const Result<TimeMs> start = ParseIso8601(date + "T" + time);
     if (!start.ok()) return start.status().WithContext(where);
-    INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* turns, RequiredArray(session, "turns", where));
+    INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* turns,
+                                RequiredArray(session, "turns", where));
     for (std::size_t t = 0; t < turns->size(); ++t) {
       const std::string turn_where = where + ", turn " + std::to_string(t + 1);
       EvalTurn turn;
@@ -37,7 +39,8 @@ Result<EvalConversation> ParseDemo(std::string_view json) {
     }
   }
 
-  INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* facts, RequiredArray(root, "facts", "demo data"));
+  INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* facts,
+                              RequiredArray(root, "facts", "demo data"));
   for (std::size_t f = 0; f < facts->size(); ++f) {
     const std::string where = "fact " + std::to_string(f);
     const nlohmann::json& entry = (*facts)[f];
@@ -51,7 +54,8 @@ Result<EvalConversation> ParseDemo(std::string_view json) {
     fact.sources = OptionalStrings(entry, "source");
     for (const std::string& source : fact.sources) {
       const auto found = session_of_turn.find(source);
-      if (found == session_of_turn.end()) return InvalidArgument(where + ": no turn has the id \"" + source + "\"");
+      if (found == session_of_turn.end())
+        return InvalidArgument(where + ": no turn has the id \"" + source + "\"");
       fact.session = found->second;
     }
     if (entry.contains("supersedes")) {
@@ -64,14 +68,17 @@ Result<EvalConversation> ParseDemo(std::string_view json) {
     conversation.facts.push_back(std::move(fact));
   }
 
-  INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* questions, RequiredArray(root, "questions", "demo data"));
+  INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* questions,
+                              RequiredArray(root, "questions", "demo data"));
   for (std::size_t q = 0; q < questions->size(); ++q) {
     const std::string where = "question " + std::to_string(q + 1);
     EvalQuestion question;
     question.id = "q" + std::to_string(q + 1);
-    INFERSCALE_ASSIGN_OR_RETURN(question.question, RequiredString((*questions)[q], "question", where));
+    INFERSCALE_ASSIGN_OR_RETURN(question.question,
+                                RequiredString((*questions)[q], "question", where));
     INFERSCALE_ASSIGN_OR_RETURN(question.answer, RequiredString((*questions)[q], "answer", where));
-    INFERSCALE_ASSIGN_OR_RETURN(question.category, RequiredString((*questions)[q], "category", where));
+    INFERSCALE_ASSIGN_OR_RETURN(question.category,
+                                RequiredString((*questions)[q], "category", where));
     question.evidence = OptionalStrings((*questions)[q], "evidence");
     conversation.questions.push_back(std::move(question));
   }

@@ -49,7 +49,9 @@ double TickStep(double highest) {
 struct Scale {
   double highest_k = 1, highest_ms = 1;
   double X(double k) const { return kLeft + k / highest_k * (kWidth - kLeft - kRight); }
-  double Y(double ms) const { return kHeight - kBottom - ms / highest_ms * (kHeight - kTop - kBottom); }
+  double Y(double ms) const {
+    return kHeight - kBottom - ms / highest_ms * (kHeight - kTop - kBottom);
+  }
 };
 
 std::string Curve(const DemoResult& result, bool kv, const Scale& scale) {
@@ -60,8 +62,9 @@ std::string Curve(const DemoResult& result, bool kv, const Scale& scale) {
     if (row.kv != kv) continue;
     const std::string x = Number(scale.X(row.k)), y = Number(scale.Y(row.ttft_ms));
     points += x + "," + y + " ";
-    dots += "<circle class=\"" + name + "-dot\" cx=\"" + x + "\" cy=\"" + y + "\" r=\"4.5\"><title>k = " +
-            std::to_string(row.k) + ": " + Decimal(row.ttft_ms, 0) + " ms</title></circle>\n";
+    dots += "<circle class=\"" + name + "-dot\" cx=\"" + x + "\" cy=\"" + y +
+            "\" r=\"4.5\"><title>k = " + std::to_string(row.k) + ": " + Decimal(row.ttft_ms, 0) +
+            " ms</title></circle>\n";
     last = &row;
   }
   if (last == nullptr) return {};
@@ -78,21 +81,23 @@ std::string Chart(const DemoResult& result) {
   }
   const double step = TickStep(scale.highest_ms);
   scale.highest_ms = std::ceil(scale.highest_ms / step) * step;
-  std::string svg = "<svg viewBox=\"0 0 " + Number(kWidth) + " " + Number(kHeight) +
-                    "\" role=\"img\" aria-label=\"Time to first token against the number of facts\">\n";
+  std::string svg =
+      "<svg viewBox=\"0 0 " + Number(kWidth) + " " + Number(kHeight) +
+      "\" role=\"img\" aria-label=\"Time to first token against the number of facts\">\n";
   for (double ms = 0; ms <= scale.highest_ms + step / 2; ms += step) {
     const std::string y = Number(scale.Y(ms));
-    svg += "<line class=\"grid\" x1=\"" + Number(kLeft) + "\" x2=\"" + Number(kWidth - kRight) + "\" y1=\"" + y +
-           "\" y2=\"" + y + "\"/><text text-anchor=\"end\" x=\"" + Number(kLeft - 8) + "\" y=\"" +
-           Number(scale.Y(ms) + 4) + "\">" + Decimal(ms, step < 1 ? 1 : 0) + "</text>\n";
+    svg += "<line class=\"grid\" x1=\"" + Number(kLeft) + "\" x2=\"" + Number(kWidth - kRight) +
+           "\" y1=\"" + y + "\" y2=\"" + y + "\"/><text text-anchor=\"end\" x=\"" +
+           Number(kLeft - 8) + "\" y=\"" + Number(scale.Y(ms) + 4) + "\">" +
+           Decimal(ms, step < 1 ? 1 : 0) + "</text>\n";
   }
   for (const auto& row : result.ttft) {
     if (row.kv) continue;
-    svg += "<text text-anchor=\"middle\" x=\"" + Number(scale.X(row.k)) + "\" y=\"" + Number(kHeight - kBottom + 20) +
-           "\">" + std::to_string(row.k) + "</text>\n";
+    svg += "<text text-anchor=\"middle\" x=\"" + Number(scale.X(row.k)) + "\" y=\"" +
+           Number(kHeight - kBottom + 20) + "\">" + std::to_string(row.k) + "</text>\n";
   }
-  svg += "<line class=\"axis\" x1=\"" + Number(kLeft) + "\" x2=\"" + Number(kWidth - kRight) + "\" y1=\"" +
-         Number(kHeight - kBottom) + "\" y2=\"" + Number(kHeight - kBottom) + "\"/>\n";
+  svg += "<line class=\"axis\" x1=\"" + Number(kLeft) + "\" x2=\"" + Number(kWidth - kRight) +
+         "\" y1=\"" + Number(kHeight - kBottom) + "\" y2=\"" + Number(kHeight - kBottom) + "\"/>\n";
   svg += "<text text-anchor=\"middle\" x=\"" + Number((kLeft + kWidth - kRight) / 2) + "\" y=\"" +
          Number(kHeight - 8) + "\">facts in the prompt (k)</text>\n";
   svg += "<text x=\"4\" y=\"" + Number(kTop - 6) + "\">ms</text>\n";
@@ -109,10 +114,11 @@ std::string Headline(const DemoResult& result) {
   if (kv == nullptr) {
     return "<p>This model's facts are served as text: " + EscapeHtml(result.kv_refusal) + ".</p>\n";
   }
-  return "<p>With " + std::to_string(kv->k) + " facts in the prompt the first token comes after <b>" +
-         Decimal(kv->ttft_ms, 0) + " ms</b> when their KV is injected, and after <b>" + Decimal(text->ttft_ms, 0) +
-         " ms</b> when the same facts are sent as text: " + Decimal(text->ttft_ms / kv->ttft_ms, 1) +
-         " times as long.</p>\n";
+  return "<p>With " + std::to_string(kv->k) +
+         " facts in the prompt the first token comes after <b>" + Decimal(kv->ttft_ms, 0) +
+         " ms</b> when their KV is injected, and after <b>" + Decimal(text->ttft_ms, 0) +
+         " ms</b> when the same facts are sent as text: " +
+         Decimal(text->ttft_ms / kv->ttft_ms, 1) + " times as long.</p>\n";
 }
 
 }  // namespace
@@ -126,21 +132,26 @@ std::string DemoPage(const DemoResult& result) {
   html += "</style>\n</head>\n<body>\n<h1>InferScale: memories as injected KV</h1>\n";
   html += Headline(result);
   html += "<p class=\"muted\">" + EscapeHtml(result.model) + "; " + std::to_string(result.facts) +
-          " facts of an invented history, encoded once in " + Decimal(result.encode_seconds, 0) + " s (recipe " +
-          EscapeHtml(result.recipe) + ", codec " + EscapeHtml(result.codec) + ", " +
+          " facts of an invented history, encoded once in " + Decimal(result.encode_seconds, 0) +
+          " s (recipe " + EscapeHtml(result.recipe) + ", codec " + EscapeHtml(result.codec) + ", " +
           Decimal(static_cast<double>(result.store_bytes) / (1 << 20), 1) +
           " MiB). Text and KV were measured in turn in the same run, on the same facts.</p>\n";
   html += "<h2>Time to first token</h2>\n" + Chart(result) + DemoTtftTable(result).ToHtml();
   if (!result.accuracy.empty()) {
-    html += "<h2>Are the answers the same?</h2>\n<p>How likely the model finds the right answer, a token (higher is "
-            "better), and how often its first word is the one it gives with the facts as text. "
-            "<i>none</i>: no facts; <i>kv-bare</i>: facts encoded with nothing in front of them.</p>\n" +
-            DemoAccuracyTable(result).ToHtml();
+    html +=
+        "<h2>Are the answers the same?</h2>\n<p>How likely the model finds the right answer, a "
+        "token (higher is "
+        "better), and how often its first word is the one it gives with the facts as text. "
+        "<i>none</i>: no facts; <i>kv-bare</i>: facts encoded with nothing in front of "
+        "them.</p>\n" +
+        DemoAccuracyTable(result).ToHtml();
   }
   if (!result.answers.empty()) html += "<h2>Answers side by side</h2>\n";
   for (const auto& pair : result.answers) {
-    html += "<p><b>" + EscapeHtml(pair.question) + "</b> <span class=\"muted\">(right: " + EscapeHtml(pair.gold) +
-            "; k = " + std::to_string(pair.k) + ")</span></p>\n<div class=\"pair\">\n<div class=\"answer text\"><b>text, " +
+    html += "<p><b>" + EscapeHtml(pair.question) +
+            "</b> <span class=\"muted\">(right: " + EscapeHtml(pair.gold) +
+            "; k = " + std::to_string(pair.k) +
+            ")</span></p>\n<div class=\"pair\">\n<div class=\"answer text\"><b>text, " +
             Decimal(pair.text_ttft_ms, 0) + " ms</b>" + EscapeHtml(pair.text) +
             "</div>\n<div class=\"answer kv\"><b>KV, " + Decimal(pair.kv_ttft_ms, 0) + " ms</b>" +
             EscapeHtml(pair.kv) + "</div>\n</div>\n";

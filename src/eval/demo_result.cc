@@ -23,15 +23,16 @@ std::set<std::int32_t> TtftKs(const DemoResult& result) {
 
 Table DemoTtftTable(const DemoResult& result) {
   Table table;
-  table.header = {"facts (k)", "text TTFT ms", "KV TTFT ms", "text / KV", "injected", "computed with KV",
-                  "computed with text"};
+  table.header = {"facts (k)", "text TTFT ms",     "KV TTFT ms",        "text / KV",
+                  "injected",  "computed with KV", "computed with text"};
   for (const std::int32_t k : TtftKs(result)) {
     const auto* text = FindTtft(result, k, false);
     const auto* kv = FindTtft(result, k, true);
     table.rows.push_back({std::to_string(k), text ? Decimal(text->ttft_ms, 0) : "-",
                           kv ? Decimal(kv->ttft_ms, 0) : "refused",
                           text && kv ? Decimal(text->ttft_ms / kv->ttft_ms, 1) + "x" : "-",
-                          kv ? Decimal(kv->injected_tokens, 0) : "-", kv ? Decimal(kv->computed_tokens, 0) : "-",
+                          kv ? Decimal(kv->injected_tokens, 0) : "-",
+                          kv ? Decimal(kv->computed_tokens, 0) : "-",
                           text ? Decimal(text->computed_tokens, 0) : "-"});
   }
   return table;
@@ -39,7 +40,8 @@ Table DemoTtftTable(const DemoResult& result) {
 
 Table DemoAccuracyTable(const DemoResult& result) {
   Table table;
-  table.header = {"facts (k)", "served as", "log-probability a token", "difference to text", "top-1 as text", "questions"};
+  table.header = {"facts (k)",          "served as",     "log-probability a token",
+                  "difference to text", "top-1 as text", "questions"};
   std::map<std::int32_t, double> text;
   for (const auto& row : result.accuracy) {
     if (row.mode == "text") text[row.k] = row.logprob;

@@ -16,16 +16,16 @@ struct DemoResult {
   struct Ttft {
     std::int32_t k = 0;
     bool kv = false;
-    double ttft_ms = 0;            ///< medians over `questions`
+    double ttft_ms = 0;  ///< medians over `questions`
     double injected_tokens = 0;
     double computed_tokens = 0;
     std::int32_t questions = 0;
   };
   struct Accuracy {
     std::int32_t k = 0;
-    std::string mode;              ///< "none", "text", "kv", "kv-bare"
-    double logprob = 0;            ///< mean over questions of the gold answer's log-probability a token
-    double top1 = 0;               ///< share of questions with text's first answer token
+    std::string mode;    ///< "none", "text", "kv", "kv-bare"
+    double logprob = 0;  ///< mean over questions of the gold answer's log-probability a token
+    double top1 = 0;     ///< share of questions with text's first answer token
     std::int32_t questions = 0;
   };
   struct SideBySide {

@@ -45,13 +45,15 @@ struct AskedQuestion {
 
 class Evaluation {
  public:
-  Evaluation(EvalContext& context, EvalOptions options) : context_(context), options_(std::move(options)) {}
+  Evaluation(EvalContext& context, EvalOptions options)
+      : context_(context), options_(std::move(options)) {}
 
   Status Run() {
     INFERSCALE_RETURN_IF_ERROR(CheckOptions());
     INFERSCALE_ASSIGN_OR_RETURN(dataset_, LoadLocomo(options_.file));
     ChooseQuestions();
-    if (asked_.empty()) return InvalidArgument("no question of " + options_.file + " is in the chosen categories");
+    if (asked_.empty())
+      return InvalidArgument("no question of " + options_.file + " is in the chosen categories");
     const std::filesystem::path out(options_.out);
     INFERSCALE_RETURN_IF_ERROR(CreatePrivateFolder(out));
     const nlohmann::json header{{"model", context_.model},
@@ -59,8 +61,10 @@ class Evaluation {
                                 {"generate", options_.generate},
                                 {"retrieved", Retrieved()},
                                 {"file", std::filesystem::path(options_.file).filename().string()}};
-    INFERSCALE_ASSIGN_OR_RETURN(ResultFile results, ResultFile::Open(out / "results.jsonl", header));
-    const std::filesystem::path folder = context_.data_dir.empty() ? out / "data" : context_.data_dir;
+    INFERSCALE_ASSIGN_OR_RETURN(ResultFile results,
+                                ResultFile::Open(out / "results.jsonl", header));
+    const std::filesystem::path folder =
+        context_.data_dir.empty() ? out / "data" : context_.data_dir;
 
     bool first = true;
     for (const std::string& recipe : options_.recipes) {
@@ -101,9 +105,11 @@ class Evaluation {
     const std::set<std::string> categories(options_.categories.begin(), options_.categories.end());
     for (const EvalConversation& conversation : dataset_.conversations) {
       for (const EvalQuestion& question : conversation.questions) {
-        if (categories.empty() || categories.contains(question.category)) asked_.push_back({&conversation, &question});
+        if (categories.empty() || categories.contains(question.category))
+          asked_.push_back({&conversation, &question});
       }
-      if (!conversation.turns.empty()) today_ = std::max(today_, conversation.turns.back().time_ms + kDayMs);
+      if (!conversation.turns.empty())
+        today_ = std::max(today_, conversation.turns.back().time_ms + kDayMs);
     }
     const auto wanted = static_cast<std::size_t>(options_.questions);
     if (wanted == 0 || wanted >= asked_.size()) return;
@@ -120,8 +126,9 @@ class Evaluation {
   }
 
   /// What is still to be measured for a question, text first: the others are compared with it.
-  std::vector<ResultKey> Missing(const std::string& question, const std::string& recipe, const std::string& codec,
-                                 bool baselines, const ResultFile& results) const {
+  std::vector<ResultKey> Missing(const std::string& question, const std::string& recipe,
+                                 const std::string& codec, bool baselines,
+                                 const ResultFile& results) const {
     std::vector<ResultKey> keys;
     for (const std::int32_t k : options_.ks) keys.push_back({question, k, "text", "", ""});
     if (baselines && Wants("none")) keys.push_back({question, 0, "none", "", ""});
@@ -132,12 +139,13 @@ class Evaluation {
     return keys;
   }
 
-  Status RunOne(const std::filesystem::path& folder, const std::string& recipe, const std::string& codec, bool baselines,
-                ResultFile* results) {
+  Status RunOne(const std::filesystem::path& folder, const std::string& recipe,
+                const std::string& codec, bool baselines, ResultFile* results) {
     std::int64_t missing = 0;
     std::set<const EvalConversation*> conversations;
     for (const AskedQuestion& asked : asked_) {
-      const std::size_t count = Missing(asked.question->id, recipe, codec, baselines, *results).size();
+      const std::size_t count =
+          Missing(asked.question->id, recipe, codec, baselines, *results).size();
       if (count > 0) conversations.insert(asked.conversation);
       missing += static_cast<std::int64_t>(count);
     }
@@ -162,7 +170,8 @@ class Evaluation {
 
     EvalProgress progress(context_, "measurements, " + recipe + " " + codec, missing);
     for (const AskedQuestion& asked : asked_) {
-      const std::vector<ResultKey> keys = Missing(asked.question->id, recipe, codec, baselines, *results);
+      const std::vector<ResultKey> keys =
+          Missing(asked.question->id, recipe, codec, baselines, *results);
       if (keys.empty()) continue;
       INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts, Retrieve(session, asked, results));
       for (const ResultKey& key : keys) {
@@ -182,16 +191,18 @@ class Evaluation {
   }
 
   /// The same facts for every mode, recipe and codec.
-  Result<std::vector<Fact>> Retrieve(EvalSession& session, const AskedQuestion& asked, ResultFile* results) {
+  Result<std::vector<Fact>> Retrieve(EvalSession& session, const AskedQuestion& asked,
+                                     ResultFile* results) {
     if (const std::vector<std::string>* ids = results->FindRetrieved(asked.question->id)) {
-      INFERSCALE_ASSIGN_OR_RETURN(std::vector<Fact> facts, session.service().catalog().GetFacts(*ids));
+      INFERSCALE_ASSIGN_OR_RETURN(std::vector<Fact> facts,
+                                  session.service().catalog().GetFacts(*ids));
       if (facts.size() == ids->size()) return facts;
       return FailedPrecondition("the data folder no longer holds the facts that " + options_.out +
                                 "/results.jsonl was measured with; give another folder with --out");
     }
-    INFERSCALE_ASSIGN_OR_RETURN(
-        const std::vector<SearchHit> hits,
-        session.service().Search(ScopeOf(*asked.conversation), asked.question->question, Retrieved()));
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
+                                session.service().Search(ScopeOf(*asked.conversation),
+                                                         asked.question->question, Retrieved()));
     std::vector<Fact> facts = FactsOf(hits);
     std::vector<std::string> ids;
     for (const Fact& fact : facts) ids.push_back(fact.id);
@@ -199,13 +210,15 @@ class Evaluation {
     return facts;
   }
 
-  Status Measure(EvalSession& session, const AskedQuestion& asked, const std::vector<Fact>& facts, const ResultKey& key,
-                 ResultFile* results) {
-    const MemoryMode mode =
-        key.mode == "kv" ? MemoryMode::kKv : key.mode == "text" ? MemoryMode::kText : MemoryMode::kOff;
-    INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
-                                session.Compose(ScopeOf(*asked.conversation), asked.question->question,
-                                                FirstFacts(facts, key.k), mode));
+  Status Measure(EvalSession& session, const AskedQuestion& asked, const std::vector<Fact>& facts,
+                 const ResultKey& key, ResultFile* results) {
+    const MemoryMode mode = key.mode == "kv"     ? MemoryMode::kKv
+                            : key.mode == "text" ? MemoryMode::kText
+                                                 : MemoryMode::kOff;
+    INFERSCALE_ASSIGN_OR_RETURN(
+        Composition composition,
+        session.Compose(ScopeOf(*asked.conversation), asked.question->question,
+                        FirstFacts(facts, key.k), mode));
     QuestionResult result;
     result.key = key;
     result.category = asked.question->category;
@@ -219,8 +232,9 @@ class Evaluation {
       result.exact = ExactMatch(*result.answer, asked.question->answer);
       generated = std::move(answer.generation);
     }
-    INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, session.Score(std::move(composition), asked.question->answer, true,
-                                                                   generated.has_value()));
+    INFERSCALE_ASSIGN_OR_RETURN(
+        const Answer answer,
+        session.Score(std::move(composition), asked.question->answer, true, generated.has_value()));
     const GenerationReport& report = generated ? *generated : answer.generation;
     result.logprob = answer.logprob;
     result.ttft_ms = report.ttft_ms;
@@ -239,10 +253,11 @@ class Evaluation {
   Status Report(const ResultFile& results, const std::filesystem::path& out) {
     EvalReport report;
     report.title = "Evaluation on " + std::filesystem::path(options_.file).filename().string();
-    report.settings = {{"model", context_.model},
-                       {"facts", options_.ingest == "facts" ? "given observations" : "verbatim turns"},
-                       {"questions", std::to_string(asked_.size())},
-                       {"seed", std::to_string(options_.seed)}};
+    report.settings = {
+        {"model", context_.model},
+        {"facts", options_.ingest == "facts" ? "given observations" : "verbatim turns"},
+        {"questions", std::to_string(asked_.size())},
+        {"seed", std::to_string(options_.seed)}};
     std::set<std::string> categories, questions;
     for (const AskedQuestion& asked : asked_) {
       questions.insert(asked.question->id);
@@ -251,21 +266,26 @@ class Evaluation {
     report.rows = Summarize(results, options_.ks, {questions, false, ""}, options_.seed);
     report.adversarial = Summarize(results, options_.ks, {questions, true, ""}, options_.seed);
     for (const std::string& category : categories) {
-      report.categories.emplace_back(category, Summarize(results, options_.ks, {questions, false, category}, options_.seed));
+      report.categories.emplace_back(
+          category, Summarize(results, options_.ks, {questions, false, category}, options_.seed));
     }
     const std::filesystem::path path = out / "report.md";
     INFERSCALE_RETURN_IF_ERROR(AtomicWriteFile(path, EvalReportMarkdown(report)));
     std::ostream& tables = context_.json ? *context_.progress : *context_.out;
     tables << "\n" << SummaryTable(report.rows).ToText();
     if (!report.adversarial.empty()) {
-      tables << "\nquestions that the history does not answer (category 5)\n" << SummaryTable(report.adversarial).ToText();
+      tables << "\nquestions that the history does not answer (category 5)\n"
+             << SummaryTable(report.adversarial).ToText();
     }
     tables << "\nreport: " << std::filesystem::absolute(path).string() << std::endl;
     if (context_.json) {
-      nlohmann::ordered_json json{{"rows", ToJson(report.rows)}, {"adversarial", ToJson(report.adversarial)}};
-      for (const auto& [category, rows] : report.categories) json["categories"][category] = ToJson(rows);
+      nlohmann::ordered_json json{{"rows", ToJson(report.rows)},
+                                  {"adversarial", ToJson(report.adversarial)}};
+      for (const auto& [category, rows] : report.categories)
+        json["categories"][category] = ToJson(rows);
       json["report"] = std::filesystem::absolute(path).string();
-      *context_.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
+      *context_.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+                    << std::endl;
     }
     return OkStatus();
   }
@@ -281,34 +301,53 @@ class Evaluation {
 
 EvalCommand AddEvalCommand(CLI::App& parent) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* app = parent.add_subcommand("eval", "Compare answers with facts as KV and as text, question by question");
+  CLI::App* app = parent.add_subcommand(
+      "eval", "Compare answers with facts as KV and as text, question by question");
   app->require_subcommand(1)->fallthrough();
   app->footer("Example: inferscale eval locomo locomo10.json --k 5,20 --questions 50");
   CLI::App* locomo = app->add_subcommand("locomo", "LoCoMo's long conversations and questions");
   locomo->fallthrough();
-  locomo->add_option("file", options->file, "LoCoMo's JSON file")->required()->check(CLI::ExistingFile);
-  locomo->add_option("--k", options->ks, "Numbers of facts")->delimiter(',')->check(CLI::Range(1, 200))->capture_default_str();
+  locomo->add_option("file", options->file, "LoCoMo's JSON file")
+      ->required()
+      ->check(CLI::ExistingFile);
+  locomo->add_option("--k", options->ks, "Numbers of facts")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 200))
+      ->capture_default_str();
   locomo->add_option("--modes", options->modes, "none, text, kv")
       ->delimiter(',')
       ->check(CLI::IsMember({"none", "text", "kv"}))
       ->capture_default_str();
-  locomo->add_option("--recipes", options->recipes, "Encoding recipes")->delimiter(',')->capture_default_str();
-  locomo->add_option("--codecs", options->codecs, "f32, f16, bf16, int8, int4")->delimiter(',')->capture_default_str();
-  locomo->add_option("--categories", options->categories, "Only these categories of question")->delimiter(',');
-  locomo->add_option("--ingest", options->ingest, "facts: the given observations; verbatim: every turn is a fact")
+  locomo->add_option("--recipes", options->recipes, "Encoding recipes")
+      ->delimiter(',')
+      ->capture_default_str();
+  locomo->add_option("--codecs", options->codecs, "f32, f16, bf16, int8, int4")
+      ->delimiter(',')
+      ->capture_default_str();
+  locomo->add_option("--categories", options->categories, "Only these categories of question")
+      ->delimiter(',');
+  locomo
+      ->add_option("--ingest", options->ingest,
+                   "facts: the given observations; verbatim: every turn is a fact")
       ->check(CLI::IsMember({"facts", "verbatim"}))
       ->capture_default_str();
   locomo->add_option("--questions", options->questions, "Questions, drawn by the seed; 0: all")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  locomo->add_option("--seed", options->seed, "Of the draw and of the intervals")->capture_default_str();
-  locomo->add_option("--generate", options->generate, "Also answer greedily with this many tokens, for F1, BLEU-1 and exact match")
+  locomo->add_option("--seed", options->seed, "Of the draw and of the intervals")
+      ->capture_default_str();
+  locomo
+      ->add_option("--generate", options->generate,
+                   "Also answer greedily with this many tokens, for F1, BLEU-1 and exact match")
       ->check(CLI::Range(0, 256))
       ->capture_default_str();
-  locomo->add_option("--out", options->out, "Folder of results and report; a stopped run goes on from it")
+  locomo
+      ->add_option("--out", options->out,
+                   "Folder of results and report; a stopped run goes on from it")
       ->capture_default_str();
   locomo->footer(
-      "Example: inferscale eval locomo locomo10.json --k 5,20,50 --modes none,text,kv --recipes primer,bare,window:20 "
+      "Example: inferscale eval locomo locomo10.json --k 5,20,50 --modes none,text,kv --recipes "
+      "primer,bare,window:20 "
       "--codecs f16,int4 --questions 100 --seed 1 --json");
   return {app, [options](EvalContext& context) { return Evaluation(context, *options).Run(); }};
 }

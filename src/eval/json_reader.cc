@@ -12,14 +12,16 @@ constexpr int kMaxDepth = 32;
 Result<nlohmann::json> ParseCheckedJson(std::string_view text, std::string_view what) {
   bool too_deep = false;
   // Deep nesting would overflow the stack when the value is destroyed.
-  const nlohmann::json::parser_callback_t check_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
-    if (depth > kMaxDepth) too_deep = true;
-    return !too_deep;
-  };
+  const nlohmann::json::parser_callback_t check_depth =
+      [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+        if (depth > kMaxDepth) too_deep = true;
+        return !too_deep;
+      };
   try {
     nlohmann::json value = nlohmann::json::parse(text, check_depth);
     if (too_deep) {
-      return InvalidArgument(std::string(what) + ": nested deeper than " + std::to_string(kMaxDepth) + " levels");
+      return InvalidArgument(std::string(what) + ": nested deeper than " +
+                             std::to_string(kMaxDepth) + " levels");
     }
     return value;
   } catch (const nlohmann::json::exception& error) {
@@ -27,7 +29,8 @@ Result<nlohmann::json> ParseCheckedJson(std::string_view text, std::string_view 
   }
 }
 
-Result<std::string> RequiredString(const nlohmann::json& object, const char* name, const std::string& where) {
+Result<std::string> RequiredString(const nlohmann::json& object, const char* name,
+                                   const std::string& where) {
   if (object.is_object()) {
     const auto found = object.find(name);
     if (found != object.end() && found->is_string()) return found->get<std::string>();
@@ -35,7 +38,8 @@ Result<std::string> RequiredString(const nlohmann::json& object, const char* nam
   return InvalidArgument(where + ": \"" + name + "\" must be a string");
 }
 
-Result<const nlohmann::json*> RequiredArray(const nlohmann::json& object, const char* name, const std::string& where) {
+Result<const nlohmann::json*> RequiredArray(const nlohmann::json& object, const char* name,
+                                            const std::string& where) {
   if (object.is_object()) {
     const auto found = object.find(name);
     if (found != object.end() && found->is_array()) return &*found;

@@ -15,9 +15,11 @@ namespace inferscale {
 Result<nlohmann::json> ParseCheckedJson(std::string_view text, std::string_view what);
 
 /// A member that must be there and of this type; `where` names the object in the message.
-Result<std::string> RequiredString(const nlohmann::json& object, const char* name, const std::string& where);
+Result<std::string> RequiredString(const nlohmann::json& object, const char* name,
+                                   const std::string& where);
 /// A null pointer in no case: an absent member or another type is kInvalidArgument.
-Result<const nlohmann::json*> RequiredArray(const nlohmann::json& object, const char* name, const std::string& where);
+Result<const nlohmann::json*> RequiredArray(const nlohmann::json& object, const char* name,
+                                            const std::string& where);
 /// Strings of an array, a lone string, or nothing; other elements are left out.
 std::vector<std::string> OptionalStrings(const nlohmann::json& object, const char* name);
 

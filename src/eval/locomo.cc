@@ -18,7 +18,9 @@ constexpr std::size_t kMaxTimeBytes = 64;
 
 std::optional<std::int32_t> SessionNumber(std::string_view name, std::string_view suffix) {
   constexpr std::string_view kPrefix = "session_";
-  if (!name.starts_with(kPrefix) || !name.ends_with(suffix) || name.size() <= kPrefix.size() + suffix.size()) return {};
+  if (!name.starts_with(kPrefix) || !name.ends_with(suffix) ||
+      name.size() <= kPrefix.size() + suffix.size())
+    return {};
   name = name.substr(kPrefix.size(), name.size() - kPrefix.size() - suffix.size());
   std::int32_t number = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
@@ -27,7 +29,8 @@ std::optional<std::int32_t> SessionNumber(std::string_view name, std::string_vie
 }
 
 std::string WithoutSubject(const std::string& text, const std::string& speaker) {
-  if (text.size() > speaker.size() + 1 && text.starts_with(speaker) && text[speaker.size()] == ' ') {
+  if (text.size() > speaker.size() + 1 && text.starts_with(speaker) &&
+      text[speaker.size()] == ' ') {
     return text.substr(speaker.size() + 1);
   }
   return text;
@@ -42,8 +45,8 @@ std::optional<std::string> AnswerText(const nlohmann::json& object, const char* 
   return {};
 }
 
-Status ReadTurns(const nlohmann::json& conversation, const std::string& where, EvalConversation* out,
-                 std::map<std::int32_t, TimeMs>* session_times) {
+Status ReadTurns(const nlohmann::json& conversation, const std::string& where,
+                 EvalConversation* out, std::map<std::int32_t, TimeMs>* session_times) {
   std::map<std::int32_t, const nlohmann::json*> sessions;
   for (const auto& [name, value] : conversation.items()) {
     if (const auto number = SessionNumber(name, "_date_time")) {
@@ -60,7 +63,8 @@ Status ReadTurns(const nlohmann::json& conversation, const std::string& where, E
   for (const auto& [number, turns] : sessions) {
     const auto start = session_times->find(number);
     const std::string session_where = where + ", session_" + std::to_string(number);
-    if (start == session_times->end()) return InvalidArgument(session_where + ": its date_time is missing");
+    if (start == session_times->end())
+      return InvalidArgument(session_where + ": its date_time is missing");
     for (std::size_t t = 0; t < turns->size(); ++t) {
       const nlohmann::json& entry = (*turns)[t];
       const std::string turn_where = session_where + ", turn " + std::to_string(t + 1);
@@ -77,19 +81,24 @@ Status ReadTurns(const nlohmann::json& conversation, const std::string& where, E
 }
 
 Status ReadObservations(const nlohmann::json& observations, const std::string& where,
-                        const std::map<std::int32_t, TimeMs>& session_times, EvalConversation* out) {
-  if (!observations.is_object()) return InvalidArgument(where + ": \"observation\" must be an object");
+                        const std::map<std::int32_t, TimeMs>& session_times,
+                        EvalConversation* out) {
+  if (!observations.is_object())
+    return InvalidArgument(where + ": \"observation\" must be an object");
   std::map<std::int32_t, const nlohmann::json*> sessions;
   for (const auto& [name, value] : observations.items()) {
     if (const auto number = SessionNumber(name, "_observation")) sessions[*number] = &value;
   }
   for (const auto& [number, speakers] : sessions) {
-    const std::string session_where = where + ", session_" + std::to_string(number) + "_observation";
+    const std::string session_where =
+        where + ", session_" + std::to_string(number) + "_observation";
     const auto time = session_times.find(number);
     if (!speakers->is_object()) return InvalidArgument(session_where + " must be an object");
-    if (time == session_times.end()) return InvalidArgument(session_where + ": the session has no date_time");
+    if (time == session_times.end())
+      return InvalidArgument(session_where + ": the session has no date_time");
     for (const auto& [speaker, entries] : speakers->items()) {
-      if (!entries.is_array()) return InvalidArgument(session_where + ": \"" + speaker + "\" must be a list");
+      if (!entries.is_array())
+        return InvalidArgument(session_where + ": \"" + speaker + "\" must be a list");
       for (const nlohmann::json& entry : entries) {
         if (!entry.is_array() || entry.empty() || !entry[0].is_string()) {
           return InvalidArgument(session_where + ": an observation must be [text, dia_id]");
@@ -113,13 +122,15 @@ Status ReadObservations(const nlohmann::json& observations, const std::string& w
   return OkStatus();
 }
 
-Status ReadQuestions(const nlohmann::json& questions, const std::string& where, EvalConversation* out) {
+Status ReadQuestions(const nlohmann::json& questions, const std::string& where,
+                     EvalConversation* out) {
   for (std::size_t q = 0; q < questions.size(); ++q) {
     const std::string question_where = where + ", question " + std::to_string(q + 1);
     const nlohmann::json& entry = questions[q];
     EvalQuestion question;
     question.id = out->id + "/" + std::to_string(q);
-    INFERSCALE_ASSIGN_OR_RETURN(question.question, RequiredString(entry, "question", question_where));
+    INFERSCALE_ASSIGN_OR_RETURN(question.question,
+                                RequiredString(entry, "question", question_where));
     const auto category = entry.find("category");
     if (category == entry.end() || !(category->is_number_integer() || category->is_string())) {
       return InvalidArgument(question_where + ": \"category\" must be a number or a string");
@@ -128,7 +139,8 @@ Status ReadQuestions(const nlohmann::json& questions, const std::string& where, 
     question.adversarial = question.category == "5";
     std::optional<std::string> answer = AnswerText(entry, "answer");
     if (!answer) answer = AnswerText(entry, "adversarial_answer");
-    if (!answer) return InvalidArgument(question_where + ": \"answer\" must be a string or a number");
+    if (!answer)
+      return InvalidArgument(question_where + ": \"answer\" must be a string or a number");
     question.answer = std::move(*answer);
     question.evidence = OptionalStrings(entry, "evidence");
     // Without a token there is nothing to score.
@@ -140,13 +152,15 @@ Status ReadQuestions(const nlohmann::json& questions, const std::string& where, 
 }  // namespace
 
 Result<TimeMs> ParseLocomoTime(std::string_view text) {
-  static const std::regex kForm(R"(\s*(\d{1,2}):(\d{2})\s*([ap])m\s+on\s+(\d{1,2})\s+([a-z]+),?\s+(\d{4})\s*)",
-                                std::regex::icase);
+  static const std::regex kForm(
+      R"(\s*(\d{1,2}):(\d{2})\s*([ap])m\s+on\s+(\d{1,2})\s+([a-z]+),?\s+(\d{4})\s*)",
+      std::regex::icase);
   constexpr std::string_view kMonths[] = {"jan", "feb", "mar", "apr", "may", "jun",
                                           "jul", "aug", "sep", "oct", "nov", "dec"};
   const std::string copy(text.substr(0, kMaxTimeBytes));
   std::smatch match;
-  const Status wrong = InvalidArgument("\"" + ToValidUtf8(copy) + "\" is no time of the form \"1:56 pm on 8 May, 2023\"");
+  const Status wrong = InvalidArgument("\"" + ToValidUtf8(copy) +
+                                       "\" is no time of the form \"1:56 pm on 8 May, 2023\"");
   if (text.size() > kMaxTimeBytes || !std::regex_match(copy, match, kForm)) return wrong;
   const int hour = std::stoi(match[1]), minute = std::stoi(match[2]);
   if (hour < 1 || hour > 12 || minute > 59) return wrong;
@@ -156,10 +170,12 @@ Result<TimeMs> ParseLocomoTime(std::string_view text) {
   for (unsigned i = 0; i < 12; ++i) {
     if (month_name.starts_with(kMonths[i])) month = i + 1;
   }
-  const std::chrono::year_month_day date{std::chrono::year(std::stoi(match[6])), std::chrono::month(month),
-                                         std::chrono::day(static_cast<unsigned>(std::stoi(match[4])))};
+  const std::chrono::year_month_day date{
+      std::chrono::year(std::stoi(match[6])), std::chrono::month(month),
+      std::chrono::day(static_cast<unsigned>(std::stoi(match[4])))};
   if (!date.ok()) return wrong;
-  const auto time = std::chrono::sys_days(date) + std::chrono::hours(hour % 12 + (afternoon ? 12 : 0)) +
+  const auto time = std::chrono::sys_days(date) +
+                    std::chrono::hours(hour % 12 + (afternoon ? 12 : 0)) +
                     std::chrono::minutes(minute);
   return std::chrono::duration_cast<std::chrono::milliseconds>(time.time_since_epoch()).count();
 }
@@ -186,12 +202,15 @@ Result<EvalDataset> ParseLocomo(std::string_view json) {
     std::map<std::int32_t, TimeMs> session_times;
     INFERSCALE_RETURN_IF_ERROR(ReadTurns(*talk, where, &conversation, &session_times));
     if (const auto observation = sample.find("observation"); observation != sample.end()) {
-      INFERSCALE_RETURN_IF_ERROR(ReadObservations(*observation, where, session_times, &conversation));
+      INFERSCALE_RETURN_IF_ERROR(
+          ReadObservations(*observation, where, session_times, &conversation));
     }
-    INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* questions, RequiredArray(sample, "qa", where));
+    INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json* questions,
+                                RequiredArray(sample, "qa", where));
     INFERSCALE_RETURN_IF_ERROR(ReadQuestions(*questions, where, &conversation));
     for (const EvalConversation& other : dataset.conversations) {
-      if (other.id == conversation.id) return InvalidArgument(where + ": the sample_id occurs twice");
+      if (other.id == conversation.id)
+        return InvalidArgument(where + ": the sample_id occurs twice");
     }
     dataset.conversations.push_back(std::move(conversation));
   }

@@ -28,7 +28,9 @@ double EvalProgress::Seconds() const {
 void EvalProgress::Set(std::int64_t done) {
   done_ = done;
   const auto now = std::chrono::steady_clock::now();
-  if (now - drawn_ < (context_.progress_is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(10))) return;
+  if (now - drawn_ <
+      (context_.progress_is_terminal ? std::chrono::milliseconds(200) : std::chrono::seconds(10)))
+    return;
   drawn_ = now;
   Draw(false);
 }
@@ -42,7 +44,8 @@ void EvalProgress::Draw(bool last) {
   } else if (done_ > 0 && seconds > 0.5) {
     const double rate = static_cast<double>(done_) / seconds;
     line += ", " + Decimal(rate, rate < 10 ? 1 : 0) + " a second";
-    if (total_ > done_) line += ", " + Duration(static_cast<double>(total_ - done_) / rate) + " left";
+    if (total_ > done_)
+      line += ", " + Duration(static_cast<double>(total_ - done_) / rate) + " left";
   }
   std::ostream& out = *context_.progress;
   if (context_.progress_is_terminal) {
@@ -52,7 +55,9 @@ void EvalProgress::Draw(bool last) {
   }
 }
 
-void Say(EvalContext& context, const std::string& line) { *context.progress << line << "\n" << std::flush; }
+void Say(EvalContext& context, const std::string& line) {
+  *context.progress << line << "\n" << std::flush;
+}
 
 Status CheckStop(const EvalContext& context) {
   if (context.stop != nullptr && context.stop->load()) return Cancelled("interrupted");

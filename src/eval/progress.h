@@ -9,8 +9,9 @@
 
 namespace inferscale {
 
-/// One line of progress with rate and time left: redrawn in place on a terminal, else printed at most
-/// every ten seconds. Nothing is left behind half-drawn: the destructor ends the line. Not thread-safe.
+/// One line of progress with rate and time left: redrawn in place on a terminal, else printed at
+/// most every ten seconds. Nothing is left behind half-drawn: the destructor ends the line. Not
+/// thread-safe.
 class EvalProgress {
  public:
   /// \param total 0: unknown

@@ -16,9 +16,13 @@ double NumberOr(const nlohmann::json& json, const char* name, double otherwise) 
   return found != json.end() && found->is_number() ? found->get<double>() : otherwise;
 }
 
-std::int32_t ModeRank(const std::string& mode) { return mode == "none" ? 0 : mode == "text" ? 1 : 2; }
+std::int32_t ModeRank(const std::string& mode) {
+  return mode == "none" ? 0 : mode == "text" ? 1 : 2;
+}
 
-ResultKey TextKey(const std::string& question, std::int32_t k) { return {question, k, "text", "", ""}; }
+ResultKey TextKey(const std::string& question, std::int32_t k) {
+  return {question, k, "text", "", ""};
+}
 
 }  // namespace
 
@@ -67,11 +71,14 @@ Result<QuestionResult> QuestionResultFromJson(const nlohmann::json& json) {
   result.top = static_cast<TokenId>(std::clamp(NumberOr(json, "top", -1), -1.0, 2e9));
   result.kl = NumberOr(json, "kl", 0);
   result.ttft_ms = NumberOr(json, "ttft_ms", 0);
-  result.injected_tokens = static_cast<std::int32_t>(std::clamp(NumberOr(json, "injected_tokens", 0), 0.0, 2e9));
-  result.computed_tokens = static_cast<std::int32_t>(std::clamp(NumberOr(json, "computed_tokens", 0), 0.0, 2e9));
+  result.injected_tokens =
+      static_cast<std::int32_t>(std::clamp(NumberOr(json, "injected_tokens", 0), 0.0, 2e9));
+  result.computed_tokens =
+      static_cast<std::int32_t>(std::clamp(NumberOr(json, "computed_tokens", 0), 0.0, 2e9));
   if (json.contains("first")) {
     for (const nlohmann::json& pair : json["first"]) {
-      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() || !pair[1].is_number()) {
+      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
+          !pair[1].is_number()) {
         return InvalidArgument("result: \"first\" must be a list of [token, log-probability]");
       }
       result.first.logprobs.emplace_back(pair[0].get<TokenId>(), pair[1].get<float>());
@@ -86,7 +93,8 @@ Result<QuestionResult> QuestionResultFromJson(const nlohmann::json& json) {
   return result;
 }
 
-Result<ResultFile> ResultFile::Open(const std::filesystem::path& path, const nlohmann::json& header) {
+Result<ResultFile> ResultFile::Open(const std::filesystem::path& path,
+                                    const nlohmann::json& header) {
   ResultFile file;
   file.path_ = path;
   std::error_code error;
@@ -96,15 +104,18 @@ Result<ResultFile> ResultFile::Open(const std::filesystem::path& path, const nlo
     std::size_t number = 0;
     for (std::size_t end; (end = text.find('\n', whole)) != std::string::npos; whole = end + 1) {
       const std::string where = path.string() + ":" + std::to_string(++number);
-      INFERSCALE_ASSIGN_OR_RETURN(const nlohmann::json line,
-                                  ParseCheckedJson(std::string_view(text).substr(whole, end - whole), where));
+      INFERSCALE_ASSIGN_OR_RETURN(
+          const nlohmann::json line,
+          ParseCheckedJson(std::string_view(text).substr(whole, end - whole), where));
       if (number == 1) {
         if (line != nlohmann::json{{"header", header}}) {
-          return FailedPrecondition(path.string() + " holds the results of a run with other settings (" +
-                                    line.value("header", nlohmann::json()).dump() + "); give another folder with --out");
+          return FailedPrecondition(
+              path.string() + " holds the results of a run with other settings (" +
+              line.value("header", nlohmann::json()).dump() + "); give another folder with --out");
         }
       } else if (line.is_object() && line.contains("retrieved")) {
-        INFERSCALE_ASSIGN_OR_RETURN(const std::string question, RequiredString(line, "retrieved", where));
+        INFERSCALE_ASSIGN_OR_RETURN(const std::string question,
+                                    RequiredString(line, "retrieved", where));
         file.retrieved_[question] = OptionalStrings(line, "facts");
       } else {
         Result<QuestionResult> result = QuestionResultFromJson(line);
@@ -151,17 +162,19 @@ Status ResultFile::AddRetrieved(const std::string& question, std::vector<std::st
   return OkStatus();
 }
 
-std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::int32_t>& ks, const SummaryFilter& filter,
-                               std::uint64_t seed) {
+std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::int32_t>& ks,
+                               const SummaryFilter& filter, std::uint64_t seed) {
   struct Group {
     std::vector<double> logprobs, differences, f1, bleu1, exact, kl, top1, ttft_ms;
     std::int64_t only_text = 0, only_this = 0;
     bool generated = true;
   };
-  std::map<std::tuple<std::int32_t, std::int32_t, std::string, std::string, std::string>, Group> groups;
+  std::map<std::tuple<std::int32_t, std::int32_t, std::string, std::string, std::string>, Group>
+      groups;
   const std::set<std::int32_t> wanted(ks.begin(), ks.end());
   for (const auto& [key, result] : file.results()) {
-    if (result.adversarial != filter.adversarial || !filter.questions.contains(key.question)) continue;
+    if (result.adversarial != filter.adversarial || !filter.questions.contains(key.question))
+      continue;
     if (!filter.category.empty() && result.category != filter.category) continue;
     for (const std::int32_t k : wanted) {
       if (key.mode != "none" && key.k != k) continue;
@@ -226,7 +239,8 @@ nlohmann::ordered_json ToJson(const std::vector<Summary>& rows) {
                     {"bleu1", generated(row, row.bleu1)},
                     {"exact_match", generated(row, row.exact)},
                     {"mcnemar_p", generated(row, row.mcnemar_p)},
-                    {"kl", row.mode == "none" ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(row.kl)},
+                    {"kl", row.mode == "none" ? nlohmann::ordered_json(nullptr)
+                                              : nlohmann::ordered_json(row.kl)},
                     {"top1", row.top1},
                     {"ttft_ms", row.ttft_ms}});
   }

@@ -2,8 +2,8 @@
 #define INFERSCALE_EVAL_RESULTS_H_
 
 /// \file results.h
-/// What an evaluation has measured so far, kept line by line in a file so that a stopped run goes on
-/// where it was. ResultFile is not thread-safe.
+/// What an evaluation has measured so far, kept line by line in a file so that a stopped run goes
+/// on where it was. ResultFile is not thread-safe.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,8 +22,8 @@
 
 namespace inferscale {
 
-/// What was asked and how it was served. For modes "none" and "text" recipe and codec are empty; for
-/// "none" k is 0.
+/// What was asked and how it was served. For modes "none" and "text" recipe and codec are empty;
+/// for "none" k is 0.
 struct ResultKey {
   std::string question;
   std::int32_t k = 0;
@@ -36,10 +36,10 @@ struct QuestionResult {
   ResultKey key;
   std::string category;
   bool adversarial = false;
-  double logprob = 0;            ///< of the gold answer, per token
-  SparseDistribution first;      ///< of the first answer token; mode "text" only
-  TokenId top = -1;              ///< likeliest first answer token
-  double kl = 0;                 ///< to text; modes other than "text"
+  double logprob = 0;        ///< of the gold answer, per token
+  SparseDistribution first;  ///< of the first answer token; mode "text" only
+  TokenId top = -1;          ///< likeliest first answer token
+  double kl = 0;             ///< to text; modes other than "text"
   double ttft_ms = 0;
   std::int32_t injected_tokens = 0, computed_tokens = 0;
   std::optional<std::string> answer;  ///< greedy, with --generate
@@ -49,8 +49,8 @@ struct QuestionResult {
 
 class ResultFile {
  public:
-  /// Reads what is there. A last line without its end (a killed run) is dropped; any other fault, or a
-  /// header that differs from `header`, is kFailedPrecondition.
+  /// Reads what is there. A last line without its end (a killed run) is dropped; any other fault,
+  /// or a header that differs from `header`, is kFailedPrecondition.
   static Result<ResultFile> Open(const std::filesystem::path& path, const nlohmann::json& header);
 
   const QuestionResult* Find(const ResultKey& key) const;
@@ -78,24 +78,24 @@ struct Summary {
   std::string mode, recipe, codec;
   std::int64_t n = 0;
   double logprob = 0;
-  double diff = 0;               ///< to text on the same questions
+  double diff = 0;  ///< to text on the same questions
   Interval diff_interval;
   double f1 = 0, bleu1 = 0, exact = 0;
-  double mcnemar_p = 1;          ///< exact matches against text's
+  double mcnemar_p = 1;  ///< exact matches against text's
   bool generated = false;
   double kl = 0, top1 = 0;
-  double ttft_ms = 0;            ///< median
+  double ttft_ms = 0;  ///< median
 };
 
 struct SummaryFilter {
   std::set<std::string> questions;  ///< only these; a file may hold those of a longer run
-  bool adversarial = false;      ///< LoCoMo's category 5 alone, or everything else
-  std::string category;          ///< empty: all
+  bool adversarial = false;         ///< LoCoMo's category 5 alone, or everything else
+  std::string category;             ///< empty: all
 };
 
 /// In the order k, none, text, then kv by recipe and codec. \param ks "none" is listed at each.
-std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::int32_t>& ks, const SummaryFilter& filter,
-                               std::uint64_t seed);
+std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::int32_t>& ks,
+                               const SummaryFilter& filter, std::uint64_t seed);
 nlohmann::ordered_json ToJson(const std::vector<Summary>& rows);
 
 }  // namespace inferscale

@@ -12,9 +12,11 @@
 namespace inferscale {
 namespace {
 
-/// A UUID that depends on the data alone, so that results of an earlier run still name the same facts.
+/// A UUID that depends on the data alone, so that results of an earlier run still name the same
+/// facts.
 std::string StableFactId(const Scope& scope, std::size_t index, const std::string& text) {
-  std::string id = HexEncode(Sha256(scope.user + "\n" + std::to_string(index) + "\n" + text)).substr(0, 32);
+  std::string id =
+      HexEncode(Sha256(scope.user + "\n" + std::to_string(index) + "\n" + text)).substr(0, 32);
   id[12] = '8';  // RFC 9562: version 8, a form of one's own
   id[16] = 'a';
   for (const std::size_t at : {8, 13, 18, 23}) id.insert(at, "-");
@@ -37,13 +39,15 @@ Result<WorkFolder> WorkFolder::Create(const std::filesystem::path& given) {
   if (!given.empty()) return WorkFolder(given, false);
   std::error_code error;
   const std::filesystem::path base = std::filesystem::temp_directory_path(error);
-  if (error) return FailedPrecondition("no folder for temporary files: " + error.message() + "; set TMPDIR");
+  if (error)
+    return FailedPrecondition("no folder for temporary files: " + error.message() + "; set TMPDIR");
   const std::filesystem::path folder = base / ("inferscale-" + NewUuid());
   INFERSCALE_RETURN_IF_ERROR(CreatePrivateFolder(folder));
   return WorkFolder(folder, true);
 }
 
-WorkFolder::WorkFolder(WorkFolder&& other) noexcept : path_(std::move(other.path_)), temporary_(other.temporary_) {
+WorkFolder::WorkFolder(WorkFolder&& other) noexcept
+    : path_(std::move(other.path_)), temporary_(other.temporary_) {
   other.temporary_ = false;
 }
 
@@ -54,22 +58,25 @@ WorkFolder::~WorkFolder() {
 }
 
 Result<EvalSession> EvalSession::Open(EvalContext& context, const EvalServiceOptions& options) {
-  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<MemoryService> service, context.open_service(options));
+  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<MemoryService> service,
+                              context.open_service(options));
   if (options.with_engine && service->engine() == nullptr) {
     return FailedPrecondition("this command needs a language model: give --model FILE.gguf");
   }
   return EvalSession(context, std::move(service));
 }
 
-Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversation, IngestSource source,
-                           std::size_t max_facts) {
+Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversation,
+                           IngestSource source, std::size_t max_facts) {
   std::map<std::int32_t, IngestBatch> sessions;
   std::map<std::int32_t, std::map<std::string, std::int32_t>> turn_indexes;
   for (const EvalTurn& turn : conversation.turns) {
     IngestBatch& batch = sessions[turn.session];
     turn_indexes[turn.session][turn.id] = static_cast<std::int32_t>(batch.turns.size());
     Turn stored;
-    stored.role = !conversation.speakers.empty() && turn.speaker == conversation.speakers.front() ? "user" : "assistant";
+    stored.role = !conversation.speakers.empty() && turn.speaker == conversation.speakers.front()
+                      ? "user"
+                      : "assistant";
     stored.name = turn.speaker;
     stored.content = turn.text;
     stored.time_ms = turn.time_ms;
@@ -91,12 +98,14 @@ Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversat
       }
     }
     if (fact.supersedes) {
-      stored.supersedes = {StableFactId(scope, *fact.supersedes, conversation.facts[*fact.supersedes].text)};
+      stored.supersedes = {
+          StableFactId(scope, *fact.supersedes, conversation.facts[*fact.supersedes].text)};
     }
     sessions[fact.session].facts.push_back(std::move(stored));
   }
 
-  EvalProgress progress(*context_, "storing " + conversation.id + ", session", static_cast<std::int64_t>(sessions.size()));
+  EvalProgress progress(*context_, "storing " + conversation.id + ", session",
+                        static_cast<std::int64_t>(sessions.size()));
   for (auto& [number, batch] : sessions) {
     INFERSCALE_RETURN_IF_ERROR(CheckStop(*context_));
     const std::string mark = IngestedMark(scope, number);
@@ -108,10 +117,12 @@ Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversat
         request.scope = scope;
         request.turns = std::move(batch.turns);
         request.mode = ExtractionMode::kVerbatim;
-        INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const AddOutcome outcome, service_->Add(request));
+        INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const AddOutcome outcome,
+                                    service_->Add(request));
       } else {
-        INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const IngestOutcome outcome,
-                                    service_->AddFacts(scope, std::move(batch.turns), std::move(batch.facts)));
+        INFERSCALE_ASSIGN_OR_RETURN(
+            [[maybe_unused]] const IngestOutcome outcome,
+            service_->AddFacts(scope, std::move(batch.turns), std::move(batch.facts)));
       }
       INFERSCALE_RETURN_IF_ERROR(service_->catalog().SetMeta(mark, "1"));
     }
@@ -126,7 +137,8 @@ Status EvalSession::WaitIdle(const std::string& what) {
   if (total == 0 && before.extractions == 0 && before.erasures == 0) return OkStatus();
   EvalProgress progress(*context_, what, total);
   INFERSCALE_RETURN_IF_ERROR(service_->WaitIdle([&](const PendingWork& pending) {
-    progress.Set(std::max<std::int64_t>(total - std::max(pending.encodings, pending.embeddings), 0));
+    progress.Set(
+        std::max<std::int64_t>(total - std::max(pending.encodings, pending.embeddings), 0));
     return CheckStop(*context_).ok();
   }));
   INFERSCALE_RETURN_IF_ERROR(CheckStop(*context_));
@@ -134,10 +146,11 @@ Status EvalSession::WaitIdle(const std::string& what) {
   return OkStatus();
 }
 
-Result<Composition> EvalSession::Compose(const Scope& scope, const std::string& question, std::span<const Fact> facts,
-                                         MemoryMode mode) {
+Result<Composition> EvalSession::Compose(const Scope& scope, const std::string& question,
+                                         std::span<const Fact> facts, MemoryMode mode) {
   const std::vector<ChatMessage> messages = QuestionMessages(question);
-  INFERSCALE_ASSIGN_OR_RETURN(Composition composition, service_->ComposeFor(scope, messages, facts, mode));
+  INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
+                              service_->ComposeFor(scope, messages, facts, mode));
   composition.salt = FreshSalt();
   return composition;
 }
@@ -149,18 +162,20 @@ Result<Answer> EvalSession::Generate(Composition composition, std::int32_t max_t
   answer.generation = GenerateBlocking(engine(), std::move(composition), sampling);
   INFERSCALE_RETURN_IF_ERROR(answer.generation.status);
   if (answer.generation.reused_tokens != 0) {
-    return Internal("a measurement reused " + std::to_string(answer.generation.reused_tokens) +
-                    " tokens of an earlier prompt although its salt is new: its time would mean nothing");
+    return Internal(
+        "a measurement reused " + std::to_string(answer.generation.reused_tokens) +
+        " tokens of an earlier prompt although its salt is new: its time would mean nothing");
   }
   return answer;
 }
 
-Result<Answer> EvalSession::Score(Composition composition, const std::string& gold, bool first_distribution,
-                                  bool may_reuse) {
+Result<Answer> EvalSession::Score(Composition composition, const std::string& gold,
+                                  bool first_distribution, bool may_reuse) {
   TokenIds continuation = engine().Tokenize(gold);
   if (continuation.empty()) return InvalidArgument("the gold answer has no token");
-  INFERSCALE_ASSIGN_OR_RETURN(ScoreReport report,
-                              engine().Score(std::move(composition), std::move(continuation), first_distribution));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      ScoreReport report,
+      engine().Score(std::move(composition), std::move(continuation), first_distribution));
   INFERSCALE_RETURN_IF_ERROR(report.generation.status);
   if (!may_reuse && report.generation.reused_tokens != 0) {
     return Internal("a score reused tokens of an earlier prompt although its salt is new");
@@ -175,12 +190,16 @@ Result<Answer> EvalSession::Score(Composition composition, const std::string& go
 
 Result<double> EvalSession::MeasurePrefill(const Scope& scope, std::span<const Fact> facts) {
   double speed = 0;
-  // The first is a warm-up; of the others the fastest counts, since another process may have been in the way.
+  // The first is a warm-up; of the others the fastest counts, since another process may have been
+  // in the way.
   for (const std::size_t count : {std::size_t{2}, std::size_t{6}, std::size_t{5}}) {
-    INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
-                                Compose(scope, "How are you?", facts.first(std::min(count, facts.size())), MemoryMode::kText));
+    INFERSCALE_ASSIGN_OR_RETURN(
+        Composition composition,
+        Compose(scope, "How are you?", facts.first(std::min(count, facts.size())),
+                MemoryMode::kText));
     INFERSCALE_ASSIGN_OR_RETURN(const Answer answer, Generate(std::move(composition), 1));
-    speed = std::max(speed, answer.generation.computed_tokens / std::max(answer.generation.ttft_ms, 0.001) * 1000);
+    speed = std::max(speed, answer.generation.computed_tokens /
+                                std::max(answer.generation.ttft_ms, 0.001) * 1000);
     // A slow machine is known well enough after one.
     if (count == 6 && answer.generation.ttft_ms > 20'000) break;
   }

@@ -3,8 +3,8 @@
 
 /// \file session.h
 /// EvalSession: a service over a folder, and the measurements taken on it. Guarantees that no
-/// measurement is helped by what an earlier one left in the engine's cache: each uses a salt of its own,
-/// and one that reports reused tokens is an error. Not thread-safe.
+/// measurement is helped by what an earlier one left in the engine's cache: each uses a salt of its
+/// own, and one that reports reused tokens is an error. Not thread-safe.
 
 #include <filesystem>
 #include <memory>
@@ -32,7 +32,8 @@ class WorkFolder {
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  WorkFolder(std::filesystem::path path, bool temporary) : path_(std::move(path)), temporary_(temporary) {}
+  WorkFolder(std::filesystem::path path, bool temporary)
+      : path_(std::move(path)), temporary_(temporary) {}
   std::filesystem::path path_;
   bool temporary_;
 };
@@ -53,19 +54,21 @@ class EvalSession {
   Engine& engine() { return *service_->engine(); }
   const EngineCapabilities& capabilities() { return engine().capabilities(); }
 
-  /// Stores a conversation under `scope` unless that has been done; a killed run goes on where it stopped.
-  /// \param max_facts 0: all
-  Status Ingest(const Scope& scope, const EvalConversation& conversation, IngestSource source, std::size_t max_facts = 0);
+  /// Stores a conversation under `scope` unless that has been done; a killed run goes on where it
+  /// stopped. \param max_facts 0: all
+  Status Ingest(const Scope& scope, const EvalConversation& conversation, IngestSource source,
+                std::size_t max_facts = 0);
   /// Waits for all pending work, with a progress line.
   Status WaitIdle(const std::string& what);
 
   /// The prompt of a question with these facts (best first), under a new salt.
-  Result<Composition> Compose(const Scope& scope, const std::string& question, std::span<const Fact> facts,
-                              MemoryMode mode);
+  Result<Composition> Compose(const Scope& scope, const std::string& question,
+                              std::span<const Fact> facts, MemoryMode mode);
   /// Time to first token and up to `max_tokens` of the greedy answer, nothing reused.
   Result<Answer> Generate(Composition composition, std::int32_t max_tokens);
   /// \param may_reuse the same prompt was generated before under the same salt.
-  Result<Answer> Score(Composition composition, const std::string& gold, bool first_distribution, bool may_reuse = false);
+  Result<Answer> Score(Composition composition, const std::string& gold, bool first_distribution,
+                       bool may_reuse = false);
 
   /// Text prefill speed in tokens a second, from prompts of about 250 tokens after a warm-up.
   Result<double> MeasurePrefill(const Scope& scope, std::span<const Fact> facts);

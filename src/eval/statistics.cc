@@ -56,13 +56,13 @@ bool IsCjk(char32_t code) {
 
 bool IsPunctuation(char32_t code) {
   if (code < 0x80) {
-    return (code >= 0x21 && code <= 0x2F) || (code >= 0x3A && code <= 0x40) || (code >= 0x5B && code <= 0x60) ||
-           (code >= 0x7B && code <= 0x7E);
+    return (code >= 0x21 && code <= 0x2F) || (code >= 0x3A && code <= 0x40) ||
+           (code >= 0x5B && code <= 0x60) || (code >= 0x7B && code <= 0x7E);
   }
   return (code >= 0x2010 && code <= 0x2027) || (code >= 0x2030 && code <= 0x205E) ||
          (code >= 0x3001 && code <= 0x3003) || (code >= 0x3008 && code <= 0x3011) ||
-         (code >= 0xFF01 && code <= 0xFF0F) || (code >= 0xFF1A && code <= 0xFF20) || code == 0xA1 || code == 0xBF ||
-         code == 0xAB || code == 0xBB;
+         (code >= 0xFF01 && code <= 0xFF0F) || (code >= 0xFF1A && code <= 0xFF20) || code == 0xA1 ||
+         code == 0xBF || code == 0xAB || code == 0xBB;
 }
 
 bool IsBlank(char32_t code) { return code <= 0x20 || code == 0xA0 || code == 0x3000; }
@@ -98,7 +98,8 @@ double Median(std::vector<double> values) {
 double Percentile(std::vector<double> values, double percent) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
-  const double rank = std::ceil(std::clamp(percent, 0.0, 100.0) / 100 * static_cast<double>(values.size()));
+  const double rank =
+      std::ceil(std::clamp(percent, 0.0, 100.0) / 100 * static_cast<double>(values.size()));
   return values[static_cast<std::size_t>(std::max(rank, 1.0)) - 1];
 }
 
@@ -188,7 +189,8 @@ SparseDistribution Sparsify(std::span<const float> logprobs, std::size_t count) 
                       return logprobs[a] != logprobs[b] ? logprobs[a] > logprobs[b] : a < b;
                     });
   SparseDistribution sparse;
-  for (std::size_t i = 0; i < count; ++i) sparse.logprobs.emplace_back(order[i], logprobs[order[i]]);
+  for (std::size_t i = 0; i < count; ++i)
+    sparse.logprobs.emplace_back(order[i], logprobs[order[i]]);
   return sparse;
 }
 

@@ -2,8 +2,8 @@
 #define INFERSCALE_EVAL_STATISTICS_H_
 
 /// \file statistics.h
-/// Measures of answers and of differences between them. Pure functions; thread-safe. Empty input gives
-/// 0 unless said otherwise.
+/// Measures of answers and of differences between them. Pure functions; thread-safe. Empty input
+/// gives 0 unless said otherwise.
 
 #include <cstdint>
 #include <span>
@@ -25,15 +25,18 @@ double Percentile(std::vector<double> values, double percent);
 struct Interval {
   double low = 0, high = 0;
 };
-/// Percentile bootstrap interval (95 %) of the mean, the same for the same seed on every machine. One
-/// value or none: an interval of no width around it.
-Interval BootstrapMean(std::span<const double> values, std::uint64_t seed, std::int32_t resamples = 2000);
+/// Percentile bootstrap interval (95 %) of the mean, the same for the same seed on every machine.
+/// One value or none: an interval of no width around it.
+Interval BootstrapMean(std::span<const double> values, std::uint64_t seed,
+                       std::int32_t resamples = 2000);
 
 /// Two-sided exact McNemar test on paired yes/no outcomes.
-/// \param only_first, only_second pairs where only that side was right. \return p; 1 without such pairs.
+/// \param only_first, only_second pairs where only that side was right. \return p; 1 without such
+/// pairs.
 double McNemarExact(std::int64_t only_first, std::int64_t only_second);
 
-/// SQuAD's normalisation: lower case, without punctuation and the articles a, an, the; single blanks.
+/// SQuAD's normalisation: lower case, without punctuation and the articles a, an, the; single
+/// blanks.
 std::string NormalizeAnswer(std::string_view text);
 /// Words of the normalised answer; each CJK character is a word of its own.
 std::vector<std::string> AnswerWords(std::string_view text);
@@ -51,8 +54,8 @@ struct SparseDistribution {
 };
 /// \param logprobs [vocabulary]
 SparseDistribution Sparsify(std::span<const float> logprobs, std::size_t count);
-/// KL(reference ‖ other) in nats, over the reference's listed tokens and one bucket for all others: a
-/// lower bound of the full one. \param other [vocabulary]; shorter or empty: 0.
+/// KL(reference ‖ other) in nats, over the reference's listed tokens and one bucket for all others:
+/// a lower bound of the full one. \param other [vocabulary]; shorter or empty: 0.
 double KlDivergence(const SparseDistribution& reference, std::span<const float> other);
 
 }  // namespace inferscale

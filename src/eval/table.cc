@@ -11,15 +11,17 @@ namespace inferscale {
 namespace {
 
 std::size_t Width(std::string_view text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
 }
 
 std::string Format(const char* format, double value, int digits) {
   if (!std::isfinite(value)) return "-";
   std::array<char, 64> buffer{};
   const int length = std::snprintf(buffer.data(), buffer.size(), format, digits, value);
-  return length > 0 && static_cast<std::size_t>(length) < buffer.size() ? std::string(buffer.data()) : "-";
+  return length > 0 && static_cast<std::size_t>(length) < buffer.size() ? std::string(buffer.data())
+                                                                        : "-";
 }
 
 std::string CellText(const nlohmann::ordered_json& value) {
@@ -35,7 +37,8 @@ std::string CellText(const nlohmann::ordered_json& value) {
 std::string MarkdownRow(const std::vector<std::string>& cells) {
   std::string line = "|";
   for (std::string cell : cells) {
-    for (std::size_t at = 0; (at = cell.find('|', at)) != std::string::npos; at += 2) cell.insert(at, "\\");
+    for (std::size_t at = 0; (at = cell.find('|', at)) != std::string::npos; at += 2)
+      cell.insert(at, "\\");
     std::replace(cell.begin(), cell.end(), '\n', ' ');
     line += " " + cell + " |";
   }
@@ -118,11 +121,21 @@ std::string EscapeHtml(std::string_view text) {
   for (const char c : valid) {
     const auto byte = static_cast<unsigned char>(c);
     switch (c) {
-      case '&': escaped += "&amp;"; break;
-      case '<': escaped += "&lt;"; break;
-      case '>': escaped += "&gt;"; break;
-      case '"': escaped += "&quot;"; break;
-      case '\'': escaped += "&#39;"; break;
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      case '\'':
+        escaped += "&#39;";
+        break;
       default:
         if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F) {
           escaped += "\xEF\xBF\xBD";

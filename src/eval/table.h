@@ -15,9 +15,9 @@ struct Table {
   std::vector<std::string> header;
   std::vector<std::vector<std::string>> rows;
 
-  std::string ToText() const;      ///< aligned with blanks, two in front of each line
+  std::string ToText() const;  ///< aligned with blanks, two in front of each line
   std::string ToMarkdown() const;
-  std::string ToHtml() const;      ///< <table>…</table>, everything escaped
+  std::string ToHtml() const;  ///< <table>…</table>, everything escaped
 };
 
 /// A table of JSON objects: columns are their members, in the order in which they first occur.
@@ -28,8 +28,8 @@ std::string Decimal(double value, int digits);
 /// The same with a sign in front.
 std::string Signed(double value, int digits);
 
-/// For text between tags and in quoted attributes: & < > " ' are escaped, what is not UTF-8 and control
-/// characters other than line breaks and tabs become U+FFFD.
+/// For text between tags and in quoted attributes: & < > " ' are escaped, what is not UTF-8 and
+/// control characters other than line breaks and tabs become U+FFFD.
 std::string EscapeHtml(std::string_view text);
 
 }  // namespace inferscale

@@ -26,7 +26,8 @@ Result<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(const LlamaModel& mod
   try {
     chat_template->impl_->templates = common_chat_templates_init(model.get(), source);
   } catch (const std::exception& error) {
-    return InvalidArgument(std::string("the model's chat template does not parse: ") + error.what());
+    return InvalidArgument(std::string("the model's chat template does not parse: ") +
+                           error.what());
   } catch (...) {
     return InvalidArgument("the model's chat template does not parse");
   }

@@ -15,8 +15,8 @@ struct TemplateMessage {
   std::string content;
 };
 
-/// A model's Jinja chat template, rendered by llama.cpp's engine with a pinned clock, so that the same
-/// messages always give the same text. Immutable; thread-safe.
+/// A model's Jinja chat template, rendered by llama.cpp's engine with a pinned clock, so that the
+/// same messages always give the same text. Immutable; thread-safe.
 class ChatTemplate {
  public:
   /// \param source Jinja; empty: the model's own. kInvalidArgument when it does not parse.

@@ -21,13 +21,15 @@ constexpr std::size_t kBytesPerWindowToken = 64;
 Result<std::unique_ptr<EmbeddingContext>> EmbeddingContext::Load(const std::filesystem::path& path,
                                                                  std::int32_t threads,
                                                                  std::int32_t gpu_layers) {
-  INFERSCALE_ASSIGN_OR_RETURN(auto model, LlamaModel::Load({.path = path, .gpu_layers = gpu_layers}));
+  INFERSCALE_ASSIGN_OR_RETURN(auto model,
+                              LlamaModel::Load({.path = path, .gpu_layers = gpu_layers}));
   const bool causal = model->metadata().Integer("attention.causal", 1) != 0;
   if (causal && model->metadata().architecture.find("bert") == std::string::npos &&
       model->metadata().Integer("pooling_type", 0) == 0) {
-    return InvalidArgument("model file " + path.string() +
-                           " is a text generator, not an embedder; pass an embedding model's GGUF file "
-                           "with --embedder");
+    return InvalidArgument(
+        "model file " + path.string() +
+        " is a text generator, not an embedder; pass an embedding model's GGUF file "
+        "with --embedder");
   }
   auto embedder = std::unique_ptr<EmbeddingContext>(new EmbeddingContext());
   embedder->model_ = model;
@@ -51,8 +53,8 @@ Result<std::unique_ptr<EmbeddingContext>> EmbeddingContext::Load(const std::file
 }
 
 TokenIds EmbeddingContext::Tokenize(const std::string& text) const {
-  const std::string valid = ToValidUtf8(
-      TruncateUtf8(text, static_cast<std::size_t>(window_) * kBytesPerWindowToken));
+  const std::string valid =
+      ToValidUtf8(TruncateUtf8(text, static_cast<std::size_t>(window_) * kBytesPerWindowToken));
   TokenIds ids(valid.size() + 16);
   std::int32_t count = 0;
   try {
@@ -75,7 +77,8 @@ TokenIds EmbeddingContext::Tokenize(const std::string& text) const {
   return ids;
 }
 
-Result<std::vector<std::vector<float>>> EmbeddingContext::Embed(std::span<const std::string> texts) {
+Result<std::vector<std::vector<float>>> EmbeddingContext::Embed(
+    std::span<const std::string> texts) {
   std::vector<TokenIds> ids;
   ids.reserve(texts.size());
   for (const std::string& text : texts) ids.push_back(Tokenize(text));
@@ -101,7 +104,8 @@ Result<std::vector<std::vector<float>>> EmbeddingContext::Embed(std::span<const 
       if (values == nullptr) return Internal("the embedding model produced no pooled embedding");
       double norm = 0;
       for (std::int32_t d = 0; d < dimensions_; ++d) norm += double{values[d]} * values[d];
-      if (!std::isfinite(norm) || norm <= 0) return Internal("the embedding model produced no direction");
+      if (!std::isfinite(norm) || norm <= 0)
+        return Internal("the embedding model produced no direction");
       const double scale = 1.0 / std::sqrt(norm);
       embeddings[i].resize(static_cast<std::size_t>(dimensions_));
       for (std::int32_t d = 0; d < dimensions_; ++d) {

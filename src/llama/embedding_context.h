@@ -26,8 +26,8 @@ class EmbeddingContext {
   std::int32_t window_tokens() const { return window_; }
   const std::filesystem::path& path() const { return model_->path(); }
 
-  /// [texts][dimensions], each of length 1. A longer text is cut to the window; an empty or blank one
-  /// is embedded as its special tokens.
+  /// [texts][dimensions], each of length 1. A longer text is cut to the window; an empty or blank
+  /// one is embedded as its special tokens.
   Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts);
 
  private:

@@ -4,8 +4,8 @@
 #include <string>
 #include <system_error>
 
-#include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
+#include <nlohmann/json.hpp>
 
 #include "base/files.h"
 
@@ -36,7 +36,8 @@ Result<Sha256Digest> FileFingerprint(const std::filesystem::path& file,
       if (!cache.is_object()) cache = nlohmann::json::object();
     }
   }
-  if (const auto entry = cache.find(absolute.string()); entry != cache.end() && entry->is_object()) {
+  if (const auto entry = cache.find(absolute.string());
+      entry != cache.end() && entry->is_object()) {
     const auto stored_stamp = entry->find("stamp");
     const auto stored_digest = entry->find("sha256");
     if (stored_stamp != entry->end() && *stored_stamp == stamp && stored_digest != entry->end() &&

@@ -8,8 +8,8 @@
 
 namespace inferscale {
 
-/// SHA-256 of a file, read whole once and then remembered in `<cache_folder>/fingerprints.json` under
-/// its absolute path, size and modification time. An unwritable cache folder only costs time.
+/// SHA-256 of a file, read whole once and then remembered in `<cache_folder>/fingerprints.json`
+/// under its absolute path, size and modification time. An unwritable cache folder only costs time.
 Result<Sha256Digest> FileFingerprint(const std::filesystem::path& file,
                                      const std::filesystem::path& cache_folder);
 

@@ -17,18 +17,30 @@ struct GgufFree {
 
 std::optional<double> ScalarNumber(const gguf_context* gguf, std::int64_t key) {
   switch (gguf_get_kv_type(gguf, key)) {
-    case GGUF_TYPE_UINT8: return gguf_get_val_u8(gguf, key);
-    case GGUF_TYPE_INT8: return gguf_get_val_i8(gguf, key);
-    case GGUF_TYPE_UINT16: return gguf_get_val_u16(gguf, key);
-    case GGUF_TYPE_INT16: return gguf_get_val_i16(gguf, key);
-    case GGUF_TYPE_UINT32: return gguf_get_val_u32(gguf, key);
-    case GGUF_TYPE_INT32: return gguf_get_val_i32(gguf, key);
-    case GGUF_TYPE_UINT64: return static_cast<double>(gguf_get_val_u64(gguf, key));
-    case GGUF_TYPE_INT64: return static_cast<double>(gguf_get_val_i64(gguf, key));
-    case GGUF_TYPE_FLOAT32: return gguf_get_val_f32(gguf, key);
-    case GGUF_TYPE_FLOAT64: return gguf_get_val_f64(gguf, key);
-    case GGUF_TYPE_BOOL: return gguf_get_val_bool(gguf, key) ? 1.0 : 0.0;
-    default: return std::nullopt;
+    case GGUF_TYPE_UINT8:
+      return gguf_get_val_u8(gguf, key);
+    case GGUF_TYPE_INT8:
+      return gguf_get_val_i8(gguf, key);
+    case GGUF_TYPE_UINT16:
+      return gguf_get_val_u16(gguf, key);
+    case GGUF_TYPE_INT16:
+      return gguf_get_val_i16(gguf, key);
+    case GGUF_TYPE_UINT32:
+      return gguf_get_val_u32(gguf, key);
+    case GGUF_TYPE_INT32:
+      return gguf_get_val_i32(gguf, key);
+    case GGUF_TYPE_UINT64:
+      return static_cast<double>(gguf_get_val_u64(gguf, key));
+    case GGUF_TYPE_INT64:
+      return static_cast<double>(gguf_get_val_i64(gguf, key));
+    case GGUF_TYPE_FLOAT32:
+      return gguf_get_val_f32(gguf, key);
+    case GGUF_TYPE_FLOAT64:
+      return gguf_get_val_f64(gguf, key);
+    case GGUF_TYPE_BOOL:
+      return gguf_get_val_bool(gguf, key) ? 1.0 : 0.0;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -94,7 +106,8 @@ Result<GgufMetadata> ReadGgufMetadata(const std::filesystem::path& path) {
   InitLlamaRuntime();
   std::error_code error;
   if (path.empty()) {
-    return NotFound("no model file given; pass --model FILE.gguf or run make demo, which fetches one");
+    return NotFound(
+        "no model file given; pass --model FILE.gguf or run make demo, which fetches one");
   }
   if (!std::filesystem::exists(path, error)) {
     return NotFound("model file " + path.string() +

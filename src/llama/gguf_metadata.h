@@ -18,12 +18,12 @@ namespace inferscale {
 struct GgufMetadata {
   std::int64_t file_bytes = 0;
   std::string architecture;
-  std::map<std::string, double> numbers;      ///< scalar numbers and truth values, by full key
+  std::map<std::string, double> numbers;  ///< scalar numbers and truth values, by full key
   std::map<std::string, std::string> strings;
   /// Arrays of integers (per-layer head counts and the like); token lists are left out.
   std::map<std::string, std::vector<std::int64_t>> arrays;
-  std::set<std::string> tensors;              ///< tensor names
-  std::int64_t vocabulary = 0;                ///< number of tokens
+  std::set<std::string> tensors;  ///< tensor names
+  std::int64_t vocabulary = 0;    ///< number of tokens
 
   /// A number under "<architecture>.<suffix>".
   std::optional<double> Number(const std::string& suffix) const;

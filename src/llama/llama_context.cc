@@ -29,9 +29,9 @@ Result<std::unique_ptr<LlamaContext>> LlamaContext::Create(std::shared_ptr<const
   if (options.tokens_per_sequence < 1 || options.batch_tokens < 1 || options.threads < 1) {
     return InvalidArgument("context tokens, batch tokens and threads must be at least 1");
   }
-  const std::int64_t cells =
-      options.shared_cache ? options.tokens_per_sequence
-                           : std::int64_t{options.tokens_per_sequence} * options.sequences;
+  const std::int64_t cells = options.shared_cache
+                                 ? options.tokens_per_sequence
+                                 : std::int64_t{options.tokens_per_sequence} * options.sequences;
   if (cells > std::int64_t{1} << 28) {
     return ResourceExhausted("a context of " + std::to_string(cells) +
                              " tokens is too large; lower context tokens or parallel sequences");
@@ -42,8 +42,8 @@ Result<std::unique_ptr<LlamaContext>> LlamaContext::Create(std::shared_ptr<const
   params.n_ubatch = params.n_batch;
   params.n_seq_max = static_cast<std::uint32_t>(options.sequences);
   params.n_threads = params.n_threads_batch = options.threads;
-  params.flash_attn_type = options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED
-                                                   : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  params.flash_attn_type =
+      options.flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
   params.type_k = params.type_v = options.f32_cache ? GGML_TYPE_F32 : GGML_TYPE_F16;
   params.offload_kqv = options.offload;
   params.op_offload = options.offload;
@@ -60,8 +60,8 @@ Result<std::unique_ptr<LlamaContext>> LlamaContext::Create(std::shared_ptr<const
     params.embeddings = true;
     params.pooling_type = LLAMA_POOLING_TYPE_MEAN;
   } else {
-    params.n_outputs_max = static_cast<std::uint32_t>(
-        std::clamp(options.outputs, options.sequences, std::max(options.sequences, options.batch_tokens)));
+    params.n_outputs_max = static_cast<std::uint32_t>(std::clamp(
+        options.outputs, options.sequences, std::max(options.sequences, options.batch_tokens)));
   }
 
   auto context = std::unique_ptr<LlamaContext>(new LlamaContext());
@@ -126,8 +126,9 @@ Result<DecodeOutcome> LlamaContext::Decode(std::span<const BatchToken> tokens) {
     outputs += outputs_[i] ? 1 : 0;
   }
   if (!options_.embeddings && outputs > std::max(options_.outputs, options_.sequences)) {
-    return InvalidArgument("a batch asks for " + std::to_string(outputs) + " logits, more than the " +
-                           std::to_string(options_.outputs) + " planned");
+    return InvalidArgument("a batch asks for " + std::to_string(outputs) +
+                           " logits, more than the " + std::to_string(options_.outputs) +
+                           " planned");
   }
   (void)TakeLlamaErrors();
   int code = 0;
@@ -138,8 +139,9 @@ Result<DecodeOutcome> LlamaContext::Decode(std::span<const BatchToken> tokens) {
   }
   if (code == 0) return DecodeOutcome::kOk;
   if (code == 2) return DecodeOutcome::kAborted;
-  if (code == 1) return ResourceExhausted("the context has no room for " +
-                                          std::to_string(tokens.size()) + " more tokens");
+  if (code == 1)
+    return ResourceExhausted("the context has no room for " + std::to_string(tokens.size()) +
+                             " more tokens");
   return Internal("llama.cpp failed while computing (code " + std::to_string(code) + ": " +
                   TakeLlamaErrors() + ")");
 }
@@ -175,20 +177,24 @@ void LlamaContext::CopySequence(std::int32_t from, std::int32_t to, std::int32_t
 
 std::int32_t LlamaContext::FirstPosition(std::int32_t sequence) const {
   llama_memory_t memory = llama_get_memory(context_);
-  return ValidSequence(sequence) && memory != nullptr ? llama_memory_seq_pos_min(memory, sequence) : -1;
+  return ValidSequence(sequence) && memory != nullptr ? llama_memory_seq_pos_min(memory, sequence)
+                                                      : -1;
 }
 
 std::int32_t LlamaContext::LastPosition(std::int32_t sequence) const {
   llama_memory_t memory = llama_get_memory(context_);
-  return ValidSequence(sequence) && memory != nullptr ? llama_memory_seq_pos_max(memory, sequence) : -1;
+  return ValidSequence(sequence) && memory != nullptr ? llama_memory_seq_pos_max(memory, sequence)
+                                                      : -1;
 }
 
 Status LlamaContext::GetState(std::int32_t sequence, std::vector<std::uint8_t>& bytes) const {
   if (!ValidSequence(sequence)) return InvalidArgument("no such sequence");
   const std::size_t size = llama_state_seq_get_size(context_, sequence);
-  if (size == 0) return Internal("llama.cpp cannot save a sequence of this model: " + TakeLlamaErrors());
+  if (size == 0)
+    return Internal("llama.cpp cannot save a sequence of this model: " + TakeLlamaErrors());
   bytes.resize(size);
-  const std::size_t written = llama_state_seq_get_data(context_, bytes.data(), bytes.size(), sequence);
+  const std::size_t written =
+      llama_state_seq_get_data(context_, bytes.data(), bytes.size(), sequence);
   if (written == 0 || written > size) {
     return Internal("llama.cpp failed to save a sequence: " + TakeLlamaErrors());
   }

@@ -32,14 +32,14 @@ struct LlamaRopeOverrides {
 struct LlamaContextOptions {
   std::int32_t tokens_per_sequence = 512;  ///< with a shared cache: cells of all sequences together
   std::int32_t sequences = 1;
-  std::int32_t batch_tokens = 512;         ///< most tokens of one Decode
-  std::int32_t outputs = 1;                ///< most logits of one Decode
+  std::int32_t batch_tokens = 512;  ///< most tokens of one Decode
+  std::int32_t outputs = 1;         ///< most logits of one Decode
   std::int32_t threads = 1;
-  bool shared_cache = false;               ///< one cell pool for all sequences (llama.cpp: kv_unified)
+  bool shared_cache = false;  ///< one cell pool for all sequences (llama.cpp: kv_unified)
   bool flash_attention = false;
   bool f32_cache = false;
-  bool embeddings = false;                 ///< mean-pooled embeddings instead of logits
-  bool offload = false;                    ///< keep the cache on the GPU
+  bool embeddings = false;  ///< mean-pooled embeddings instead of logits
+  bool offload = false;     ///< keep the cache on the GPU
   LlamaRopeOverrides rope;
 };
 
@@ -53,9 +53,9 @@ struct BatchToken {
 
 enum class DecodeOutcome { kOk, kAborted };
 
-/// A llama.cpp context: one KV cache and its computation. Not thread-safe: one thread owns it, except
-/// that the abort flag may be raised by any. Every argument is checked before llama.cpp sees it,
-/// because its own checks end the process.
+/// A llama.cpp context: one KV cache and its computation. Not thread-safe: one thread owns it,
+/// except that the abort flag may be raised by any. Every argument is checked before llama.cpp sees
+/// it, because its own checks end the process.
 class LlamaContext {
  public:
   static Result<std::unique_ptr<LlamaContext>> Create(std::shared_ptr<const LlamaModel> model,

@@ -22,8 +22,10 @@ Result<std::shared_ptr<const LlamaModel>> LlamaModel::Load(const LlamaModelOptio
                            error.what() + "); pass another GGUF file");
   }
   if (loaded == nullptr) {
-    return InvalidArgument("model file " + options.path.string() + " cannot be loaded by this build of "
-                           "llama.cpp (" + TakeLlamaErrors() + "); pass another GGUF file");
+    return InvalidArgument("model file " + options.path.string() +
+                           " cannot be loaded by this build of "
+                           "llama.cpp (" +
+                           TakeLlamaErrors() + "); pass another GGUF file");
   }
   auto model = std::shared_ptr<LlamaModel>(new LlamaModel());
   model->model_ = loaded;

@@ -93,7 +93,8 @@ std::int64_t AvailableMemoryBytes() {
     std::istringstream fields(line);
     std::string name;
     std::int64_t kib = 0;
-    if (fields >> name >> kib && name == "MemAvailable:") return std::min(kib * 1024, CgroupHeadroom());
+    if (fields >> name >> kib && name == "MemAvailable:")
+      return std::min(kib * 1024, CgroupHeadroom());
   }
   return 0;
 }

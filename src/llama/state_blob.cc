@@ -49,7 +49,8 @@ Status ParseStream(ByteReader& reader, std::uint32_t cells, bool& first, StateSh
   layers_out = static_cast<std::int32_t>(layers);
   bool first_value = first;
   const bool first_section = first;
-  if (!Agree(first_section, transposed == 1, shape.transposed_values)) return Differs("value order");
+  if (!Agree(first_section, transposed == 1, shape.transposed_values))
+    return Differs("value order");
   for (std::uint32_t layer = 0; layer < layers; ++layer) {
     const std::int32_t type = reader.ReadI32();
     const std::uint64_t row_bytes = reader.ReadU64();
@@ -140,7 +141,8 @@ void WriteState(const StateShape& shape, std::span<const CellRange> ranges, std:
       }
       writer.Write(static_cast<std::uint32_t>(shape.transposed_values ? 1 : 0));
       writer.Write(static_cast<std::uint32_t>(section_layers));
-      const std::size_t key_row = static_cast<std::size_t>(shape.key_elements) * shape.element_bytes;
+      const std::size_t key_row =
+          static_cast<std::size_t>(shape.key_elements) * shape.element_bytes;
       const std::size_t value_row =
           static_cast<std::size_t>(shape.value_elements) * shape.element_bytes;
       for (std::int32_t layer = 0; layer < section_layers; ++layer) {
@@ -202,7 +204,8 @@ Result<ParsedState> ParseState(std::span<const std::uint8_t> blob, std::int32_t 
     for (std::uint32_t stream = 0; stream < streams; ++stream) {
       const std::uint32_t cells = reader.ReadU32();
       if (!reader.ok() || (cells > 0 && !reader.CanHold(cells, kCellHeaderBytes))) {
-        return DataLoss("the sequence state is cut short at byte " + std::to_string(reader.offset()));
+        return DataLoss("the sequence state is cut short at byte " +
+                        std::to_string(reader.offset()));
       }
       if (cells == 0) continue;
       if (layers != 0) return DataLoss("the sequence state has cells in two streams");

@@ -47,7 +47,7 @@ struct StateShape {
   bool transposed_values = false;
   std::int32_t element_type = kStateF16;
   std::int32_t element_bytes = 2;
-  std::int32_t key_elements = 0;    ///< a cell's keys of one layer, all heads
+  std::int32_t key_elements = 0;  ///< a cell's keys of one layer, all heads
   std::int32_t value_elements = 0;
   std::vector<std::int32_t> section_layers;
 
@@ -57,9 +57,10 @@ struct StateShape {
 
 /// One section of a state: where its cells' keys and values lie, as offsets into the blob.
 struct StateSection {
-  std::vector<std::int32_t> positions;   ///< [cells], in the blob's order
-  std::vector<std::size_t> key_offset;   ///< [layers]; a cell's row follows the one before it
-  std::vector<std::size_t> value_offset; ///< [layers]; transposed: element e of cell c is at e·cells+c
+  std::vector<std::int32_t> positions;  ///< [cells], in the blob's order
+  std::vector<std::size_t> key_offset;  ///< [layers]; a cell's row follows the one before it
+  std::vector<std::size_t>
+      value_offset;  ///< [layers]; transposed: element e of cell c is at e·cells+c
   std::int32_t stream = 0;
 
   std::int32_t cells() const { return static_cast<std::int32_t>(positions.size()); }
@@ -70,8 +71,9 @@ struct ParsedState {
   std::vector<StateSection> sections;
 };
 
-/// Takes a blob apart. kDataLoss: truncated, trailing bytes, or not of this form. kUnsupported: layers
-/// differ in shape or type, or the cache is quantised. \param sections 1, or 2 with a sliding window.
+/// Takes a blob apart. kDataLoss: truncated, trailing bytes, or not of this form. kUnsupported:
+/// layers differ in shape or type, or the cache is quantised. \param sections 1, or 2 with a
+/// sliding window.
 Result<ParsedState> ParseState(std::span<const std::uint8_t> blob, std::int32_t sections);
 
 struct CellRange {
@@ -79,8 +81,8 @@ struct CellRange {
   std::int32_t count = 0;
 };
 
-/// Lays out a blob with `ranges[s]` cells in section s, at consecutive positions, for `stream`. Headers
-/// are written; keys and values are not. \return where they belong, as ParseState would.
+/// Lays out a blob with `ranges[s]` cells in section s, at consecutive positions, for `stream`.
+/// Headers are written; keys and values are not. \return where they belong, as ParseState would.
 Result<ParsedState> LayOutState(const StateShape& shape, std::span<const CellRange> ranges,
                                 std::int32_t stream, RawBuffer& blob);
 

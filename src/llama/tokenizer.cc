@@ -41,7 +41,8 @@ LlamaTokenizer::LlamaTokenizer(std::shared_ptr<const LlamaModel> model) : model_
     const std::string name = SpecialPiece(id);
     const bool marker = name.size() > 2 && ((name.front() == '<' && name.back() == '>') ||
                                             (name.front() == '[' && name.back() == ']'));
-    const bool has_word = std::any_of(name.begin(), name.end(), [](unsigned char c) { return c > 32; });
+    const bool has_word =
+        std::any_of(name.begin(), name.end(), [](unsigned char c) { return c > 32; });
     if (marker || (has_word && name.size() > 1 && chat_template.find(name) != std::string::npos)) {
       protected_names_.push_back(name);
     }
@@ -63,8 +64,9 @@ TokenIds LlamaTokenizer::Raw(std::string_view text, bool parse_special) const {
   try {
     ids.resize(text.size() + 8);
     const auto length = static_cast<std::int32_t>(text.size());
-    std::int32_t count = llama_tokenize(vocab, text.data(), length, ids.data(),
-                                        static_cast<std::int32_t>(ids.size()), false, parse_special);
+    std::int32_t count =
+        llama_tokenize(vocab, text.data(), length, ids.data(),
+                       static_cast<std::int32_t>(ids.size()), false, parse_special);
     if (count < 0 && count != std::numeric_limits<std::int32_t>::min()) {
       ids.resize(static_cast<std::size_t>(-static_cast<std::int64_t>(count)));
       count = llama_tokenize(vocab, text.data(), length, ids.data(),
@@ -88,7 +90,8 @@ TokenIds LlamaTokenizer::Continuation(std::string_view text, bool parse_special)
       part_ids = Raw(std::string(kAnchor) + std::string(part), parse_special);
       if (part_ids.size() >= anchor_.size() &&
           std::equal(anchor_.begin(), anchor_.end(), part_ids.begin())) {
-        part_ids.erase(part_ids.begin(), part_ids.begin() + static_cast<std::ptrdiff_t>(anchor_.size()));
+        part_ids.erase(part_ids.begin(),
+                       part_ids.begin() + static_cast<std::ptrdiff_t>(anchor_.size()));
       } else {
         part_ids = Raw(part, parse_special);
       }

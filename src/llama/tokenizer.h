@@ -45,10 +45,12 @@ class LlamaTokenizer {
   TokenId bos_ = -1;
   bool adds_bos_ = false;
   std::int32_t vocabulary_ = 0;
-  /// Names that llama.cpp turns into one token even with special tokens off, and that look like marks
+  /// Names that llama.cpp turns into one token even with special tokens off, and that look like
+  /// marks
   /// ("<think>") or stand in the chat template.
   std::vector<std::string> protected_names_;
-  TokenIds anchor_;  ///< what precedes a text to keep the tokenizer from adding a blank; may be empty
+  TokenIds
+      anchor_;  ///< what precedes a text to keep the tokenizer from adding a blank; may be empty
 };
 
 }  // namespace inferscale

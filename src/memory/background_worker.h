@@ -12,12 +12,12 @@
 
 namespace inferscale {
 
-/// One thread that runs posted tasks in order and, when there are none, slices of background work until
-/// there is no more. Destruction finishes the tasks already posted, not the background work.
+/// One thread that runs posted tasks in order and, when there are none, slices of background work
+/// until there is no more. Destruction finishes the tasks already posted, not the background work.
 class BackgroundWorker {
  public:
-  /// \param slice does one slice; false: nothing left until Wake(). Errors are logged and retried after a
-  /// growing pause.
+  /// \param slice does one slice; false: nothing left until Wake(). Errors are logged and retried
+  /// after a growing pause.
   explicit BackgroundWorker(std::function<Result<bool>()> slice);
   ~BackgroundWorker();
 

@@ -1,5 +1,5 @@
-// The chat path of a MemoryService: retrieve, compose, make sure of the exact prefix, generate, and keep
-// the ledger.
+// The chat path of a MemoryService: retrieve, compose, make sure of the exact prefix, generate, and
+// keep the ledger.
 
 #include <algorithm>
 #include <atomic>
@@ -67,7 +67,7 @@ class ChatGeneration : public Generation {
 /// One chat in flight, kept alive by its callbacks.
 struct ChatState {
   ChatRequest request;
-  ScopeInfo ledger_scope;       // id 0: no ledger
+  ScopeInfo ledger_scope;  // id 0: no ledger
   Composed composed;
   ChatReport report;
   SteadyClock::time_point start;
@@ -104,7 +104,8 @@ Result<bool> StillTrue(Catalog& catalog, const LedgerEntry& entry, TimeMs now) {
 
 void KeepLedger(Catalog& catalog, const ChatState& chat, const std::string& encoding_id) {
   const GenerationReport& generation = chat.report.generation;
-  const bool whole = generation.finish == FinishReason::kStop || generation.finish == FinishReason::kLength;
+  const bool whole =
+      generation.finish == FinishReason::kStop || generation.finish == FinishReason::kLength;
   if (chat.ledger_scope.id == 0 || !whole || !generation.status.ok()) return;
   LedgerEntry entry;
   entry.ids = chat.composed.composition.ids;
@@ -119,13 +120,15 @@ void KeepLedger(Catalog& catalog, const ChatState& chat, const std::string& enco
   entry.epoch = chat.ledger_scope.epoch;
   entry.encoding_id = encoding_id;
   const Status status = catalog.PutLedger(chat.ledger_scope.id, ConversationHash(messages), entry);
-  if (!status.ok()) spdlog::warn("the next turn of this conversation will be composed anew: {}", status.ToString());
+  if (!status.ok())
+    spdlog::warn("the next turn of this conversation will be composed anew: {}", status.ToString());
 }
 
 }  // namespace
 
 Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const Fact> facts,
-                                                                std::span<const ScopeInfo> scopes, MemoryMode mode) {
+                                                                std::span<const ScopeInfo> scopes,
+                                                                MemoryMode mode) {
   std::map<ScopeId, const ScopeInfo*> by_id;
   for (const ScopeInfo& scope : scopes) by_id[scope.id] = &scope;
   std::vector<ServableFact> servable;
@@ -133,10 +136,12 @@ Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const 
   for (const Fact& fact : facts) {
     const auto scope = by_id.find(fact.scope_id);
     if (scope == by_id.end()) continue;  // never a fact of somebody else
-    servable.push_back({fact.id, fact.version, encoder->ServedIds(fact, *scope->second), {}, false, false});
+    servable.push_back(
+        {fact.id, fact.version, encoder->ServedIds(fact, *scope->second), {}, false, false});
     ids.push_back(fact.id);
   }
-  if (mode != MemoryMode::kKv || ids.empty() || !engine->capabilities().kv_injection) return servable;
+  if (mode != MemoryMode::kKv || ids.empty() || !engine->capabilities().kv_injection)
+    return servable;
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::optional<KvRecord>> records,
                               catalog->GetKvRecords(ids, encoding_id));
   std::vector<KvKey> keys;
@@ -162,10 +167,12 @@ Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const 
   return servable;
 }
 
-void MemoryService::Impl::EncodeLost(const Composition& composition, const GenerationReport& generation) {
+void MemoryService::Impl::EncodeLost(const Composition& composition,
+                                     const GenerationReport& generation) {
   const bool lost = std::any_of(
-      generation.fallbacks.begin(), generation.fallbacks.end(),
-      [](const Fallback& fallback) { return fallback.reason == "corrupt" || fallback.reason == "evicted"; });
+      generation.fallbacks.begin(), generation.fallbacks.end(), [](const Fallback& fallback) {
+        return fallback.reason == "corrupt" || fallback.reason == "evicted";
+      });
   if (!lost) return;
   std::vector<KvKey> keys, missing;
   for (const BlockSpan& block : composition.blocks) {
@@ -176,14 +183,16 @@ void MemoryService::Impl::EncodeLost(const Composition& composition, const Gener
     if (tiers[i] == KvTier::kNone) missing.push_back(keys[i]);
   }
   const Status dropped = catalog->DropKvRecords(missing);
-  if (!dropped.ok()) spdlog::warn("lost KV is made again when it is asked for next: {}", dropped.ToString());
+  if (!dropped.ok())
+    spdlog::warn("lost KV is made again when it is asked for next: {}", dropped.ToString());
   if (worker != nullptr) worker->Wake();
 }
 
 Result<Composed> MemoryService::Impl::ComposePrompt(std::span<const ScopeInfo> scopes,
                                                     std::span<const ChatMessage> messages,
                                                     std::span<const Fact> facts, MemoryMode mode,
-                                                    std::int32_t compute_best, std::int32_t answer_tokens,
+                                                    std::int32_t compute_best,
+                                                    std::int32_t answer_tokens,
                                                     const LedgerEntry* ledger) {
   ComposeRequest request;
   request.messages.assign(messages.begin(), messages.end());
@@ -213,24 +222,29 @@ Result<Composed> MemoryService::Impl::ComposePrompt(std::span<const ScopeInfo> s
                               }));
   for (const ScopeInfo& scope : scopes) composed.composition.scope_tags.push_back(scope.tag);
   if (mode == MemoryMode::kKv && !capabilities.kv_injection && !composed.facts.empty()) {
-    composed.fallbacks.push_back({"model_unsupported", static_cast<std::int32_t>(composed.facts.size())});
+    composed.fallbacks.push_back(
+        {"model_unsupported", static_cast<std::int32_t>(composed.facts.size())});
   }
   return composed;
 }
 
 Result<std::string> MemoryService::Impl::Salt(const Scope& scope, std::span<const ScopeInfo> scopes,
                                               MemoryMode mode) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, catalog->TenantSecret(scope.tenant));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret,
+                              catalog->TenantSecret(scope.tenant));
   std::string text = ScopeText(scope) + encoding_id + (mode == MemoryMode::kKv ? "kv" : "text");
   for (const ScopeInfo& info : scopes) {
     text += ";" + std::to_string(info.id) + "," + std::to_string(info.epoch);
   }
-  return HexEncode(HmacSha256(secret, std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size())));
+  return HexEncode(HmacSha256(
+      secret, std::span(reinterpret_cast<const std::uint8_t*>(text.data()), text.size())));
 }
 
 void MemoryService::Impl::WithPrefix(const Composition& composition, std::function<void()> then) {
-  const bool wanted = composition.inject && composition.blocks.size() > 1 && composition.blocks.front().exact;
-  if (!wanted || engine->Presence(std::span(&composition.blocks.front().key, 1))[0] != KvTier::kNone) {
+  const bool wanted =
+      composition.inject && composition.blocks.size() > 1 && composition.blocks.front().exact;
+  if (!wanted ||
+      engine->Presence(std::span(&composition.blocks.front().key, 1))[0] != KvTier::kNone) {
     then();
     return;
   }
@@ -240,21 +254,24 @@ void MemoryService::Impl::WithPrefix(const Composition& composition, std::functi
   request.info.scope_tag = kPrefixScopeTag;
   request.info.epoch = prefix_epoch;
   request.info.codec = KvCodec::kF16;  // exact: stored as the cache holds it
-  request.info.tokens.assign(composition.ids.begin() + prefix.begin, composition.ids.begin() + prefix.end);
+  request.info.tokens.assign(composition.ids.begin() + prefix.begin,
+                             composition.ids.begin() + prefix.end);
   request.context = std::make_shared<const TokenIds>();
   request.urgent = true;
   std::vector<EncodeRequest> requests;
   requests.push_back(std::move(request));
   engine->Encode(std::move(requests), [then = std::move(then)](const EncodeOutcome& outcome) {
-    if (!outcome.status.ok()) spdlog::debug("exact prefix not stored: {}", outcome.status.ToString());
+    if (!outcome.status.ok())
+      spdlog::debug("exact prefix not stored: {}", outcome.status.ToString());
     then();
   });
 }
 
-Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
-                                                        std::function<void(const TokenEvent&)> on_token,
-                                                        std::function<void(ChatReport)> on_done) {
-  if (impl_->engine == nullptr) return FailedPrecondition("chat needs a model: pass --model with a GGUF file");
+Result<std::shared_ptr<Generation>> MemoryService::Chat(
+    ChatRequest request, std::function<void(const TokenEvent&)> on_token,
+    std::function<void(ChatReport)> on_done) {
+  if (impl_->engine == nullptr)
+    return FailedPrecondition("chat needs a model: pass --model with a GGUF file");
   const ChatMessage* question = LastUserMessage(request.messages);
   if (question == nullptr) return InvalidArgument("the conversation has no user message");
   auto chat = std::make_shared<ChatState>();
@@ -293,19 +310,23 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     for (std::size_t count = request.messages.size(); count-- > 1 && !ledger.has_value();) {
       if (request.messages[count - 1].role != "assistant") continue;
       INFERSCALE_ASSIGN_OR_RETURN(
-          ledger, impl_->catalog->GetLedger(chat->ledger_scope.id,
-                                            ConversationHash(std::span(request.messages).subspan(0, count))));
+          ledger, impl_->catalog->GetLedger(
+                      chat->ledger_scope.id,
+                      ConversationHash(std::span(request.messages).subspan(0, count))));
       break;
     }
     if (ledger.has_value()) {
-      INFERSCALE_ASSIGN_OR_RETURN(const bool still_true, StillTrue(*impl_->catalog, *ledger, impl_->Now()));
+      INFERSCALE_ASSIGN_OR_RETURN(const bool still_true,
+                                  StillTrue(*impl_->catalog, *ledger, impl_->Now()));
       if (!still_true || ledger->encoding_id != impl_->encoding_id) ledger.reset();
     }
   }
   INFERSCALE_ASSIGN_OR_RETURN(
-      chat->composed, impl_->ComposePrompt(scopes, request.messages, facts, request.mode, request.compute_best,
-                                           request.sampling.max_tokens, ledger.has_value() ? &*ledger : nullptr));
-  INFERSCALE_ASSIGN_OR_RETURN(chat->composed.composition.salt, impl_->Salt(request.scope, scopes, request.mode));
+      chat->composed,
+      impl_->ComposePrompt(scopes, request.messages, facts, request.mode, request.compute_best,
+                           request.sampling.max_tokens, ledger.has_value() ? &*ledger : nullptr));
+  INFERSCALE_ASSIGN_OR_RETURN(chat->composed.composition.salt,
+                              impl_->Salt(request.scope, scopes, request.mode));
   if (!request.use_ledger) chat->ledger_scope = {};
   std::erase_if(chat->report.memories, [&](const SearchHit& hit) {
     return std::none_of(chat->composed.facts.begin(), chat->composed.facts.end(),
@@ -324,7 +345,8 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     hit.fact = std::move(fact);
     chat->report.memories.push_back(std::move(hit));
   }
-  fallbacks.insert(fallbacks.end(), chat->composed.fallbacks.begin(), chat->composed.fallbacks.end());
+  fallbacks.insert(fallbacks.end(), chat->composed.fallbacks.begin(),
+                   chat->composed.fallbacks.end());
   chat->report.compose_ms = MillisecondsSince(compose_start);
   chat->request = std::move(request);
 
@@ -337,11 +359,13 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     generation.fallbacks.insert(generation.fallbacks.end(), fallbacks.begin(), fallbacks.end());
     chat->report.generation = std::move(generation);
     chat->report.question_to_first_token_ms = chat->first_token_ms;
-    // The ledger must be kept before the client can send its next turn, and not on the engine's thread.
+    // The ledger must be kept before the client can send its next turn, and not on the engine's
+    // thread.
     const auto finish = [this, chat] {
       KeepLedger(*impl_->catalog, *chat, impl_->encoding_id);
       impl_->EncodeLost(chat->composed.composition, chat->report.generation);
-      if (chat->request.remember && chat->request.scope.HasOwner()) Remember(chat->request, chat->report);
+      if (chat->request.remember && chat->request.scope.HasOwner())
+        Remember(chat->request, chat->report);
       chat->on_done(std::move(chat->report));
       {
         std::lock_guard lock(impl_->chats_mutex);
@@ -360,11 +384,12 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(ChatRequest request,
     impl_->chats.insert(chat->generation);
   }
   Engine* const engine = impl_->engine.get();
-  impl_->WithPrefix(chat->composed.composition, [engine, chat, callbacks = std::move(callbacks)]() mutable {
-    Composition composition = chat->composed.composition;
-    chat->generation->Started(engine->Generate(std::move(composition), chat->request.sampling, std::move(callbacks),
-                                               chat->request.deadline));
-  });
+  impl_->WithPrefix(
+      chat->composed.composition, [engine, chat, callbacks = std::move(callbacks)]() mutable {
+        Composition composition = chat->composed.composition;
+        chat->generation->Started(engine->Generate(std::move(composition), chat->request.sampling,
+                                                   std::move(callbacks), chat->request.deadline));
+      });
   return std::shared_ptr<Generation>(chat->generation);
 }
 
@@ -377,10 +402,12 @@ void MemoryService::Remember(const ChatRequest& request, const ChatReport& repor
   add.turns.push_back({0, "assistant", "", report.generation.text, 0});
   for (const SearchHit& hit : report.memories) add.served_facts.push_back(hit.fact.id);
   const Result<AddOutcome> outcome = Add(add);
-  if (!outcome.ok()) spdlog::warn("a conversation turn was not remembered: {}", outcome.status().ToString());
+  if (!outcome.ok())
+    spdlog::warn("a conversation turn was not remembered: {}", outcome.status().ToString());
 }
 
-Result<ChatReport> MemoryService::ChatBlocking(ChatRequest request, std::function<void(const TokenEvent&)> on_token) {
+Result<ChatReport> MemoryService::ChatBlocking(ChatRequest request,
+                                               std::function<void(const TokenEvent&)> on_token) {
   auto result = std::make_shared<ChatReport>();
   INFERSCALE_ASSIGN_OR_RETURN(const std::shared_ptr<Generation> generation,
                               Chat(std::move(request), std::move(on_token),
@@ -390,14 +417,17 @@ Result<ChatReport> MemoryService::ChatBlocking(ChatRequest request, std::functio
   return *result;
 }
 
-Result<Composition> MemoryService::ComposeFor(const Scope& scope, std::span<const ChatMessage> messages,
+Result<Composition> MemoryService::ComposeFor(const Scope& scope,
+                                              std::span<const ChatMessage> messages,
                                               std::span<const Fact> facts, MemoryMode mode,
                                               std::int32_t compute_best) {
-  if (impl_->engine == nullptr) return FailedPrecondition("composing needs a model: pass --model with a GGUF file");
+  if (impl_->engine == nullptr)
+    return FailedPrecondition("composing needs a model: pass --model with a GGUF file");
   constexpr std::int32_t kAnswerTokens = 256;
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
-  INFERSCALE_ASSIGN_OR_RETURN(Composed composed, impl_->ComposePrompt(scopes, messages, facts, mode, compute_best,
-                                                                      kAnswerTokens, nullptr));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      Composed composed,
+      impl_->ComposePrompt(scopes, messages, facts, mode, compute_best, kAnswerTokens, nullptr));
   INFERSCALE_ASSIGN_OR_RETURN(composed.composition.salt, impl_->Salt(scope, scopes, mode));
   std::mutex mutex;
   std::condition_variable changed;

@@ -43,8 +43,8 @@ Result<CompletionFunction> MakeEndpointCompletion(const std::string& url_text,
                                                   std::chrono::milliseconds timeout) {
   INFERSCALE_ASSIGN_OR_RETURN(Url url, ParseUrl(url_text));
   if (model.empty()) {
-    return InvalidArgument("no model is named for the extraction endpoint " + url.ToDisplayString() +
-                           "; set the extractor's model");
+    return InvalidArgument("no model is named for the extraction endpoint " +
+                           url.ToDisplayString() + "; set the extractor's model");
   }
   const std::size_t query = url.target.find('?');
   const std::string suffix = query == std::string::npos ? "" : url.target.substr(query);
@@ -78,7 +78,8 @@ Result<CompletionFunction> MakeEndpointCompletion(const std::string& url_text,
     };
     INFERSCALE_ASSIGN_OR_RETURN(HttpResponse response, send(bounded));
     if (response.status == 400 || response.status == 422) {
-      // Some models refuse one of the optional settings; what they answer without is parsed leniently.
+      // Some models refuse one of the optional settings; what they answer without is parsed
+      // leniently.
       INFERSCALE_ASSIGN_OR_RETURN(response, send(request));
     }
     if (response.status != 200) return RefusalStatus(attempt.url, response);

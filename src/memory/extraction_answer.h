@@ -15,8 +15,8 @@ struct AnswerFact {
   std::vector<std::int64_t> contradicts;
 };
 
-/// The complete items of {"facts":[…]} or of a bare list. Fences, reasoning and text around them are
-/// passed over, and so are items that are no JSON, have no text, or were cut off.
+/// The complete items of {"facts":[…]} or of a bare list. Fences, reasoning and text around them
+/// are passed over, and so are items that are no JSON, have no text, or were cut off.
 std::vector<AnswerFact> ParseExtractionAnswer(std::string_view answer);
 
 }  // namespace inferscale

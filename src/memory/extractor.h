@@ -15,7 +15,8 @@
 
 namespace inferscale {
 
-/// The bounds of what one turn may yield. Verbatim facts have the second one alone: nothing is lost.
+/// The bounds of what one turn may yield. Verbatim facts have the second one alone: nothing is
+/// lost.
 inline constexpr std::size_t kMaxFactsPerTurn = 5;
 inline constexpr std::size_t kMaxFactCharacters = 600;
 
@@ -25,17 +26,17 @@ struct ExistingFact {
 };
 
 struct ExtractRequest {
-  std::vector<Turn> turns;               ///< in order; those of users and assistants yield facts
-  std::vector<ExistingFact> existing;    ///< the nearest facts stored, best first
-  std::vector<std::string> exclude;      ///< texts injected as memory: never extracted again
+  std::vector<Turn> turns;             ///< in order; those of users and assistants yield facts
+  std::vector<ExistingFact> existing;  ///< the nearest facts stored, best first
+  std::vector<std::string> exclude;    ///< texts injected as memory: never extracted again
 };
 
 struct ExtractedFact {
   std::string text;
-  std::string name;                      ///< whom it is about; empty: not known
-  TimeMs event_time_ms = 0;              ///< time of the source turn
+  std::string name;                               ///< whom it is about; empty: not known
+  TimeMs event_time_ms = 0;                       ///< time of the source turn
   std::vector<std::int32_t> source_turn_indexes;  ///< into ExtractRequest::turns
-  std::vector<std::string> supersedes;   ///< ids out of ExtractRequest::existing
+  std::vector<std::string> supersedes;            ///< ids out of ExtractRequest::existing
 };
 
 /// Facts out of conversation turns. Implementations are thread-safe.
@@ -45,8 +46,8 @@ class Extractor {
   virtual Result<std::vector<ExtractedFact>> Extract(const ExtractRequest& request) = 0;
 };
 
-/// Every turn with text is a fact, byte for byte, split at sentence borders only when it is longer than
-/// kMaxFactCharacters. Never fails.
+/// Every turn with text is a fact, byte for byte, split at sentence borders only when it is longer
+/// than kMaxFactCharacters. Never fails.
 class VerbatimExtractor : public Extractor {
  public:
   Result<std::vector<ExtractedFact>> Extract(const ExtractRequest& request) override;
@@ -56,9 +57,9 @@ class VerbatimExtractor : public Extractor {
 using CompletionFunction = std::function<Result<std::string>(
     const std::vector<ChatMessage>& messages, const std::string& grammar)>;
 
-/// Asks a model for the facts of one turn at a time, so that each fact's source is certain. An answer
-/// that cannot be understood yields what it holds in complete items, perhaps nothing; a completion that
-/// fails is the error of the whole request, so that it can be tried again.
+/// Asks a model for the facts of one turn at a time, so that each fact's source is certain. An
+/// answer that cannot be understood yields what it holds in complete items, perhaps nothing; a
+/// completion that fails is the error of the whole request, so that it can be tried again.
 class LlmExtractor : public Extractor {
  public:
   explicit LlmExtractor(CompletionFunction complete) : complete_(std::move(complete)) {}

@@ -8,9 +8,9 @@
 
 namespace inferscale {
 
-/// Texts that were served as memories, so that a client or a model repeating them does not make them
-/// facts a second time. Compared by what duplicates are compared by, with runs of blanks as one, as a
-/// plain text or as a served line ("- (date) Name: text").
+/// Texts that were served as memories, so that a client or a model repeating them does not make
+/// them facts a second time. Compared by what duplicates are compared by, with runs of blanks as
+/// one, as a plain text or as a served line ("- (date) Name: text").
 class InjectedTexts {
  public:
   explicit InjectedTexts(std::span<const std::string> texts);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
+#include <nlohmann/json.hpp>
 
 #include "memory/service_impl.h"
 #include "retrieval/embed_pending.h"
@@ -13,8 +13,8 @@ namespace inferscale {
 namespace {
 
 constexpr std::int32_t kNearestExisting = 10;  // facts an extractor is shown, as Mem0's does
-/// Facts embedded before a write is answered. The others of a huge one are found by keyword at once and
-/// by meaning when the background work has come to them.
+/// Facts embedded before a write is answered. The others of a huge one are found by keyword at once
+/// and by meaning when the background work has come to them.
 constexpr std::size_t kEmbedAtOnce = 256;
 
 std::string JoinedTexts(const std::vector<Turn>& turns) {
@@ -61,9 +61,10 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
   impl->extractor = std::move(extractor);
   impl->options = std::move(options);
   impl->retriever = std::make_unique<Retriever>(*impl->catalog, *impl->embedder,
-                                                 RetrieverOptions{.clock = impl->options.clock});
+                                                RetrieverOptions{.clock = impl->options.clock});
   if (impl->engine != nullptr) {
-    impl->encoder = std::make_unique<FactEncoder>(*impl->engine, *impl->catalog, recipe, impl->options.codec);
+    impl->encoder =
+        std::make_unique<FactEncoder>(*impl->engine, *impl->catalog, recipe, impl->options.codec);
     impl->encoding_id = impl->encoder->encoding_id();
     if (impl->options.max_fact_tokens == 0) {
       impl->options.max_fact_tokens = impl->engine->capabilities().context_tokens / 2;
@@ -73,7 +74,8 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
   std::unique_ptr<MemoryService> service(new MemoryService(std::move(impl)));
   if (background) {
     MemoryService* const raw = service.get();
-    service->impl_->worker = std::make_unique<BackgroundWorker>([raw] { return raw->RunPending(); });
+    service->impl_->worker =
+        std::make_unique<BackgroundWorker>([raw] { return raw->RunPending(); });
   }
   return service;
 }
@@ -88,7 +90,8 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
   if (erasure.whole_scope) {
     INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(erasure.scope_tag, erasure.epoch));
   }
-  if (erasure.prefixes) INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(kPrefixScopeTag, ++prefix_epoch));
+  if (erasure.prefixes)
+    INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(kPrefixScopeTag, ++prefix_epoch));
   INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag, erasure.epoch));
   return catalog->CompleteErasure(erasure.id);
 }
@@ -111,14 +114,17 @@ void MemoryService::Impl::Embed(std::vector<NewFact>* facts) {
   }
   Result<std::vector<std::vector<float>>> vectors = embedder->Embed(texts);
   if (!vectors.ok()) {
-    spdlog::warn("embedding failed, the facts are found by keyword until it works: {}", vectors.status().ToString());
+    spdlog::warn("embedding failed, the facts are found by keyword until it works: {}",
+                 vectors.status().ToString());
     return;
   }
   for (std::size_t i = 0; i < texts.size(); ++i) (*facts)[i].embedding = std::move((*vectors)[i]);
 }
 
-Result<std::vector<NewFact>> MemoryService::Impl::Extract(ScopeId scope, const std::vector<Turn>& turns,
-                                                          ExtractionMode mode, const std::string& metadata_json,
+Result<std::vector<NewFact>> MemoryService::Impl::Extract(ScopeId scope,
+                                                          const std::vector<Turn>& turns,
+                                                          ExtractionMode mode,
+                                                          const std::string& metadata_json,
                                                           const std::string& expiration_date,
                                                           const std::vector<std::string>& exclude) {
   ExtractRequest request;
@@ -174,14 +180,16 @@ Result<AddOutcome> MemoryService::Add(const AddRequest& request) {
   AddOutcome outcome;
   if (request.background) {
     batch.extract_later = true;
-    batch.job_payload_json = nlohmann::json{{"mode", mode == ExtractionMode::kLlm ? "llm" : "verbatim"},
-                                            {"metadata", request.metadata_json},
-                                            {"expiration_date", request.expiration_date},
-                                            {"served_facts", request.served_facts}}
-                                 .dump();
+    batch.job_payload_json = nlohmann::json{
+        {"mode", mode == ExtractionMode::kLlm ? "llm" : "verbatim"},
+        {"metadata", request.metadata_json},
+        {"expiration_date", request.expiration_date},
+        {"served_facts",
+         request.served_facts}}.dump();
   } else {
-    INFERSCALE_ASSIGN_OR_RETURN(
-        batch.facts, impl_->Extract(scope.id, batch.turns, mode, request.metadata_json, request.expiration_date, {}));
+    INFERSCALE_ASSIGN_OR_RETURN(batch.facts,
+                                impl_->Extract(scope.id, batch.turns, mode, request.metadata_json,
+                                               request.expiration_date, {}));
     impl_->Embed(&batch.facts);
   }
   INFERSCALE_ASSIGN_OR_RETURN(const IngestOutcome ingested, impl_->catalog->Ingest(batch));
@@ -201,7 +209,8 @@ Result<AddOutcome> MemoryService::Add(const AddRequest& request) {
 
 Result<IngestOutcome> MemoryService::AddFacts(const Scope& scope, std::vector<Turn> turns,
                                               std::vector<NewFact> facts) {
-  for (const NewFact& fact : facts) INFERSCALE_RETURN_IF_ERROR(CheckMetadata(fact.fact.metadata_json));
+  for (const NewFact& fact : facts)
+    INFERSCALE_RETURN_IF_ERROR(CheckMetadata(fact.fact.metadata_json));
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo info, impl_->catalog->EnsureScope(scope));
   IngestBatch batch;
   batch.scope_id = info.id;
@@ -215,9 +224,10 @@ Result<IngestOutcome> MemoryService::AddFacts(const Scope& scope, std::vector<Tu
 }
 
 Result<std::vector<SearchHit>> MemoryService::Search(const Scope& scope, const std::string& query,
-                                                     std::int32_t top_k, const Filter* filter, double threshold,
-                                                     bool show_expired) {
-  if (!scope.HasOwner()) return InvalidArgument("a search needs an owner: give a user, agent, run or app id");
+                                                     std::int32_t top_k, const Filter* filter,
+                                                     double threshold, bool show_expired) {
+  if (!scope.HasOwner())
+    return InvalidArgument("a search needs an owner: give a user, agent, run or app id");
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
   SearchRequest request;
   for (const ScopeInfo& info : scopes) request.scopes.push_back(info.id);
@@ -230,8 +240,9 @@ Result<std::vector<SearchHit>> MemoryService::Search(const Scope& scope, const s
   return impl_->retriever->Search(request);
 }
 
-Result<std::vector<Fact>> MemoryService::List(const Scope& scope, std::int64_t offset, std::int64_t limit,
-                                              const Filter* filter, bool show_expired) {
+Result<std::vector<Fact>> MemoryService::List(const Scope& scope, std::int64_t offset,
+                                              std::int64_t limit, const Filter* filter,
+                                              bool show_expired) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
   FactQuery query;
   for (const ScopeInfo& info : scopes) query.scopes.push_back(info.id);
@@ -252,16 +263,20 @@ Result<std::int64_t> MemoryService::Count(const Scope& scope) {
 
 Result<Fact> MemoryService::Get(const std::string& id) { return impl_->catalog->GetFact(id); }
 
-Result<std::vector<HistoryEntry>> MemoryService::History(const std::string& id) { return impl_->catalog->History(id); }
+Result<std::vector<HistoryEntry>> MemoryService::History(const std::string& id) {
+  return impl_->catalog->History(id);
+}
 
 Result<Fact> MemoryService::Update(const std::string& id, FactUpdate update) {
-  if (update.metadata_json.has_value()) INFERSCALE_RETURN_IF_ERROR(CheckMetadata(*update.metadata_json));
+  if (update.metadata_json.has_value())
+    INFERSCALE_RETURN_IF_ERROR(CheckMetadata(*update.metadata_json));
   if (update.text.has_value() || update.name.has_value()) {
     INFERSCALE_ASSIGN_OR_RETURN(Fact changed, impl_->catalog->GetFact(id));
     changed.text = update.text.value_or(changed.text);
     changed.name = update.name.value_or(changed.name);
     const std::string text = EmbeddingText(changed);
-    const Result<std::vector<std::vector<float>>> vectors = impl_->embedder->Embed(std::span(&text, 1));
+    const Result<std::vector<std::vector<float>>> vectors =
+        impl_->embedder->Embed(std::span(&text, 1));
     if (vectors.ok()) {
       update.embedding = vectors->front();
       update.embedder_id = impl_->embedder->id();
@@ -290,7 +305,8 @@ struct Owned {
 };
 
 Result<Owned> Owners(Catalog& catalog, const Scope& scope) {
-  if (!scope.HasOwner()) return InvalidArgument("this would erase everybody: give a user, agent, run or app id");
+  if (!scope.HasOwner())
+    return InvalidArgument("this would erase everybody: give a user, agent, run or app id");
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, catalog.FindScopes(scope));
   Owned owned;
   for (const ScopeInfo& info : scopes) {
@@ -304,14 +320,16 @@ Result<Owned> Owners(Catalog& catalog, const Scope& scope) {
 
 Result<std::int64_t> MemoryService::DeleteAll(const Scope& scope) {
   INFERSCALE_ASSIGN_OR_RETURN(const Owned owned, Owners(*impl_->catalog, scope));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->DeleteScopes(owned.ids));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
+                              impl_->catalog->DeleteScopes(owned.ids));
   INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
   return owned.facts;
 }
 
 Result<std::int64_t> MemoryService::ForgetAll(const Scope& scope) {
   INFERSCALE_ASSIGN_OR_RETURN(const Owned owned, Owners(*impl_->catalog, scope));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->ForgetScopes(owned.ids));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
+                              impl_->catalog->ForgetScopes(owned.ids));
   INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
   return owned.facts;
 }
@@ -319,7 +337,8 @@ Result<std::int64_t> MemoryService::ForgetAll(const Scope& scope) {
 Status MemoryService::SetDisplayName(const Scope& scope, const std::string& name) {
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo info, impl_->catalog->EnsureScope(scope));
   INFERSCALE_RETURN_IF_ERROR(impl_->catalog->SetDisplayName(info.id, name));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->PendingErasures());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
+                              impl_->catalog->PendingErasures());
   return impl_->Apply(erasures);
 }
 

@@ -1,6 +1,6 @@
-// Background work of a MemoryService: erasures, embeddings, extractions, encodings, in this order: what
-// must be gone first, then what makes facts findable, then what makes more of them, then what makes
-// serving fast.
+// Background work of a MemoryService: erasures, embeddings, extractions, encodings, in this order:
+// what must be gone first, then what makes facts findable, then what makes more of them, then what
+// makes serving fast.
 
 #include <algorithm>
 #include <chrono>
@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include <nlohmann/json.hpp>
 #include <spdlog/spdlog.h>
+#include <nlohmann/json.hpp>
 
 #include "memory/service_impl.h"
 #include "retrieval/embed_pending.h"
@@ -35,8 +35,9 @@ struct Parts {
 
 /// Encodes one slice of the queue and waits for it. \return whether anything was done.
 Result<bool> EncodeSlice(Parts parts) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts,
-                              parts.catalog.FactsWithoutKv(parts.encoder.encoding_id(), kEncodeSlice));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<Fact> facts,
+      parts.catalog.FactsWithoutKv(parts.encoder.encoding_id(), kEncodeSlice));
   if (facts.empty()) return false;
   std::map<ScopeId, ScopeInfo> scopes;
   std::vector<KvRecord> records;
@@ -49,7 +50,8 @@ Result<bool> EncodeSlice(Parts parts) {
     }
     const ScopeInfo& scope = scopes.at(fact.scope_id);
     INFERSCALE_ASSIGN_OR_RETURN(FactEncoding encoding, parts.encoder.Encode(fact, scope));
-    records.push_back({encoding.key, fact.id, fact.version, parts.encoder.encoding_id(), encoding.saw});
+    records.push_back(
+        {encoding.key, fact.id, fact.version, parts.encoder.encoding_id(), encoding.saw});
     EncodeRequest request;
     request.info.key = encoding.key;
     request.info.scope_tag = scope.tag;
@@ -61,7 +63,8 @@ Result<bool> EncodeSlice(Parts parts) {
     by_key.emplace(encoding.key, std::move(request));
   }
   // Keys are recorded before their blocks exist: an erasure finds every block, whenever it comes.
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KvRecord> recorded, parts.catalog.RecordKv(records));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<KvRecord> recorded,
+                              parts.catalog.RecordKv(records));
   std::vector<EncodeRequest> requests;
   std::vector<KvKey> done;
   for (const KvRecord& record : recorded) {
@@ -86,11 +89,11 @@ Result<bool> EncodeSlice(Parts parts) {
   if (!requests.empty()) {
     parts.engine.Encode(std::move(requests), [latch](const EncodeOutcome& outcome) {
       std::lock_guard lock(latch->mutex);
-      // What can never be encoded (too long, unsupported) is served as text and not tried again; a full
-      // disk leaves the block in memory.
+      // What can never be encoded (too long, unsupported) is served as text and not tried again; a
+      // full disk leaves the block in memory.
       const StatusCode code = outcome.status.code();
-      if (outcome.status.ok() || code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported ||
-          code == StatusCode::kResourceExhausted) {
+      if (outcome.status.ok() || code == StatusCode::kInvalidArgument ||
+          code == StatusCode::kUnsupported || code == StatusCode::kResourceExhausted) {
         latch->done.push_back(outcome.key);
       }
       if (code == StatusCode::kFailedPrecondition || code == StatusCode::kCancelled) {
@@ -122,7 +125,8 @@ Result<bool> EncodeSlice(Parts parts) {
 }  // namespace
 
 Result<bool> MemoryService::RunPending() {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->PendingErasures());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
+                              impl_->catalog->PendingErasures());
   if (!erasures.empty() && impl_->engine != nullptr) {
     INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
     return true;
@@ -130,12 +134,14 @@ Result<bool> MemoryService::RunPending() {
   INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t embedded,
                               EmbedPending(*impl_->catalog, *impl_->embedder, kEmbedSlice));
   if (embedded > 0) return true;
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs, impl_->catalog->PendingJobs("extract", 1));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs,
+                              impl_->catalog->PendingJobs("extract", 1));
   if (!jobs.empty()) {
     const Status status = RunExtraction(jobs.front());
     if (!status.ok()) {
       const bool final = !status.retryable() || jobs.front().attempts + 1 >= kMaxJobAttempts;
-      INFERSCALE_RETURN_IF_ERROR(impl_->catalog->FailJob(jobs.front().id, status.ToString(), final));
+      INFERSCALE_RETURN_IF_ERROR(
+          impl_->catalog->FailJob(jobs.front().id, status.ToString(), final));
       if (!final) return status;
     }
     return true;
@@ -148,13 +154,16 @@ Status MemoryService::RunExtraction(const Job& job) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Turn> turns, impl_->catalog->GetTurns(job.turns));
   const auto payload = nlohmann::json::parse(job.payload_json, nullptr, false);
   const auto text = [&](const char* key) {
-    return payload.is_object() && payload.contains(key) && payload[key].is_string() ? payload[key].get<std::string>()
-                                                                                   : std::string();
+    return payload.is_object() && payload.contains(key) && payload[key].is_string()
+               ? payload[key].get<std::string>()
+               : std::string();
   };
-  const ExtractionMode mode = text("mode") == "llm" ? ExtractionMode::kLlm : ExtractionMode::kVerbatim;
+  const ExtractionMode mode =
+      text("mode") == "llm" ? ExtractionMode::kLlm : ExtractionMode::kVerbatim;
   const std::string metadata = text("metadata");
   std::vector<std::string> exclude;
-  if (payload.is_object() && payload.contains("served_facts") && payload["served_facts"].is_array()) {
+  if (payload.is_object() && payload.contains("served_facts") &&
+      payload["served_facts"].is_array()) {
     std::vector<std::string> served;
     for (const auto& id : payload["served_facts"]) {
       if (id.is_string()) served.push_back(id.get<std::string>());
@@ -163,7 +172,8 @@ Status MemoryService::RunExtraction(const Job& job) {
     for (const Fact& fact : facts) exclude.push_back(fact.text);
     // One that was deleted since must not come back from what repeats it.
     for (const std::string& id : served) {
-      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<HistoryEntry> history, impl_->catalog->History(id));
+      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<HistoryEntry> history,
+                                  impl_->catalog->History(id));
       for (const HistoryEntry& entry : history) {
         if (entry.is_deleted && entry.old_text.has_value()) exclude.push_back(*entry.old_text);
       }
@@ -173,8 +183,9 @@ Status MemoryService::RunExtraction(const Job& job) {
   batch.scope_id = job.scope_id;
   batch.completes_job = job.id;
   batch.embedder_id = impl_->embedder->id();
-  INFERSCALE_ASSIGN_OR_RETURN(batch.facts, impl_->Extract(job.scope_id, turns, mode, metadata.empty() ? "{}" : metadata,
-                                                          text("expiration_date"), exclude));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      batch.facts, impl_->Extract(job.scope_id, turns, mode, metadata.empty() ? "{}" : metadata,
+                                  text("expiration_date"), exclude));
   // The turns are stored already: facts refer to their ids.
   for (NewFact& fact : batch.facts) {
     for (const std::int32_t index : fact.source_turn_indexes) {
@@ -188,15 +199,19 @@ Status MemoryService::RunExtraction(const Job& job) {
 
 Result<PendingWork> MemoryService::Pending() {
   PendingWork pending;
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> unembedded,
-                              impl_->catalog->FactsWithoutEmbedding(impl_->embedder->id(), kCountLimit));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<Fact> unembedded,
+      impl_->catalog->FactsWithoutEmbedding(impl_->embedder->id(), kCountLimit));
   pending.embeddings = static_cast<std::int64_t>(unembedded.size());
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs, impl_->catalog->PendingJobs("extract", kCountLimit));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs,
+                              impl_->catalog->PendingJobs("extract", kCountLimit));
   pending.extractions = static_cast<std::int64_t>(jobs.size());
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures, impl_->catalog->PendingErasures());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
+                              impl_->catalog->PendingErasures());
   pending.erasures = static_cast<std::int64_t>(erasures.size());
   if (impl_->encoder != nullptr && impl_->engine->capabilities().kv_injection) {
-    INFERSCALE_ASSIGN_OR_RETURN(pending.encodings, impl_->catalog->CountFactsWithoutKv(impl_->encoding_id));
+    INFERSCALE_ASSIGN_OR_RETURN(pending.encodings,
+                                impl_->catalog->CountFactsWithoutKv(impl_->encoding_id));
   }
   return pending;
 }
@@ -206,19 +221,20 @@ Status MemoryService::WaitIdle(const std::function<bool(const PendingWork&)>& pr
   auto next_call = std::chrono::steady_clock::now();
   while (true) {
     INFERSCALE_ASSIGN_OR_RETURN(const PendingWork pending, Pending());
-    const bool idle = pending.embeddings == 0 && pending.encodings == 0 && pending.extractions == 0 &&
-                      pending.erasures == 0;
+    const bool idle = pending.embeddings == 0 && pending.encodings == 0 &&
+                      pending.extractions == 0 && pending.erasures == 0;
     if (progress && (idle || std::chrono::steady_clock::now() >= next_call)) {
       next_call = std::chrono::steady_clock::now() + kInterval;
-      if (!progress(pending)) return Cancelled("stopped waiting; the work goes on in the background");
+      if (!progress(pending))
+        return Cancelled("stopped waiting; the work goes on in the background");
     }
     if (idle) return OkStatus();
     if (impl_->worker == nullptr) {
       INFERSCALE_ASSIGN_OR_RETURN(const bool more, RunPending());
       if (!more) return OkStatus();  // what is left needs an engine
     } else {
-      INFERSCALE_RETURN_IF_ERROR(
-          impl_->worker->Stuck().WithContext("background work cannot go on, it is tried again later"));
+      INFERSCALE_RETURN_IF_ERROR(impl_->worker->Stuck().WithContext(
+          "background work cannot go on, it is tried again later"));
       std::this_thread::sleep_for(std::chrono::milliseconds{50});
     }
   }

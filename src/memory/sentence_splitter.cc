@@ -16,9 +16,9 @@ struct Character {
 
 Character ReadCharacter(std::string_view text, std::size_t offset) {
   Character character;
-  const auto length = utf8proc_iterate(
-      reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + offset,
-      static_cast<utf8proc_ssize_t>(text.size() - offset), &character.code);
+  const auto length =
+      utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()) + offset,
+                       static_cast<utf8proc_ssize_t>(text.size() - offset), &character.code);
   if (length <= 0) return Character();
   character.length = static_cast<std::size_t>(length);
   return character;
@@ -73,8 +73,8 @@ std::size_t FirstPiece(std::string_view text, std::size_t max_characters) {
   for (std::size_t count = 0; offset < text.size(); ++count) {
     const Character character = ReadCharacter(text, offset);
     const bool blank = IsBlank(character.code);
-    const bool goes_on = IsWideStop(character.code) || IsSpacedStop(character.code) ||
-                         IsCloser(character.code);
+    const bool goes_on =
+        IsWideStop(character.code) || IsSpacedStop(character.code) || IsCloser(character.code);
     if ((stop == Stop::kWide && !goes_on) || (stop != Stop::kNone && blank) ||
         character.code == '\n') {
       sentence_end = offset;

@@ -22,16 +22,17 @@ namespace inferscale {
 struct MemoryService::Impl {
   std::unique_ptr<Catalog> catalog;
   std::shared_ptr<Embedder> embedder;
-  std::shared_ptr<Engine> engine;             // may be null
-  std::shared_ptr<Extractor> extractor;       // may be null: verbatim only
+  std::shared_ptr<Engine> engine;        // may be null
+  std::shared_ptr<Extractor> extractor;  // may be null: verbatim only
   MemoryServiceOptions options;
-  std::unique_ptr<FactEncoder> encoder;       // null without an engine
+  std::unique_ptr<FactEncoder> encoder;  // null without an engine
   std::unique_ptr<Retriever> retriever;
   std::string encoding_id;
-  std::atomic<std::uint64_t> prefix_epoch{1};  // raised when exact prefixes are erased: fences those under way
+  std::atomic<std::uint64_t> prefix_epoch{
+      1};  // raised when exact prefixes are erased: fences those under way
   std::mutex chats_mutex;
   std::set<std::shared_ptr<Generation>> chats;  // in flight: ended before anything they use goes
-  std::unique_ptr<BackgroundWorker> worker;   // declared last: stops before its parts go
+  std::unique_ptr<BackgroundWorker> worker;     // declared last: stops before its parts go
 
   TimeMs Now() const { return options.clock ? options.clock() : NowMs(); }
 
@@ -44,22 +45,24 @@ struct MemoryService::Impl {
   Status Apply(const std::vector<Erasure>& erasures);
 
   /// Turns to facts, by the given mode. Does not store anything.
-  Result<std::vector<NewFact>> Extract(ScopeId scope, const std::vector<Turn>& turns, ExtractionMode mode,
-                                       const std::string& metadata_json, const std::string& expiration_date,
+  Result<std::vector<NewFact>> Extract(ScopeId scope, const std::vector<Turn>& turns,
+                                       ExtractionMode mode, const std::string& metadata_json,
+                                       const std::string& expiration_date,
                                        const std::vector<std::string>& exclude);
   /// Fills in embeddings; on a failing embedder they stay pending.
   void Embed(std::vector<NewFact>* facts);
 
   /// The facts as they may be served, in the order given. Missing blocks are queued again.
-  Result<std::vector<ServableFact>> Servable(std::span<const Fact> facts, std::span<const ScopeInfo> scopes,
-                                             MemoryMode mode);
+  Result<std::vector<ServableFact>> Servable(std::span<const Fact> facts,
+                                             std::span<const ScopeInfo> scopes, MemoryMode mode);
   /// Queues again what a generation found evicted or corrupt.
   void EncodeLost(const Composition& composition, const GenerationReport& generation);
-  Result<Composed> ComposePrompt(std::span<const ScopeInfo> scopes, std::span<const ChatMessage> messages,
-                                 std::span<const Fact> facts, MemoryMode mode, std::int32_t compute_best,
+  Result<Composed> ComposePrompt(std::span<const ScopeInfo> scopes,
+                                 std::span<const ChatMessage> messages, std::span<const Fact> facts,
+                                 MemoryMode mode, std::int32_t compute_best,
                                  std::int32_t answer_tokens, const LedgerEntry* ledger);
-  /// Makes sure that the exact prefix of a composition is in the store, then calls `then`, perhaps on
-  /// another thread. A prefix that cannot be stored is simply computed.
+  /// Makes sure that the exact prefix of a composition is in the store, then calls `then`, perhaps
+  /// on another thread. A prefix that cannot be stored is simply computed.
   void WithPrefix(const Composition& composition, std::function<void()> then);
   Result<std::string> Salt(const Scope& scope, std::span<const ScopeInfo> scopes, MemoryMode mode);
 };

@@ -73,8 +73,7 @@ struct Retriever::Impl {
                       std::vector<Candidate>& hits);
   Result<std::vector<SearchHit>> Fetch(const SearchRequest& request,
                                        std::span<const ScopeId> scopes,
-                                       std::span<const Candidate> ranked,
-                                       const std::string& today);
+                                       std::span<const Candidate> ranked, const std::string& today);
 
   std::shared_ptr<ScopeIndex> Use(ScopeId scope);
   void Forget(ScopeId scope);
@@ -122,8 +121,8 @@ void Retriever::Impl::EvictBut(ScopeId scope) {
   }
 }
 
-/// Adds the scope's nearest facts to `candidates`, and gives those of `hits` that have a vector here
-/// their semantic score, or drops them when they are not to be served.
+/// Adds the scope's nearest facts to `candidates`, and gives those of `hits` that have a vector
+/// here their semantic score, or drops them when they are not to be served.
 Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId scope,
                                          std::span<const float> query, const std::string& today,
                                          std::vector<Candidate>& hits,
@@ -165,8 +164,7 @@ Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId s
 
   std::unordered_set<std::string_view> hit_ids;
   for (const Candidate& hit : hits) hit_ids.insert(hit.fact_id);
-  for (const ScopeIndex::Match& match :
-       index->TopK(query, allowed, CandidatePool(request.top_k))) {
+  for (const ScopeIndex::Match& match : index->TopK(query, allowed, CandidatePool(request.top_k))) {
     if (match.score < request.threshold) break;
     if (hit_ids.contains(index->fact_id(match.position))) continue;
     Candidate candidate;
@@ -182,8 +180,8 @@ Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId s
 /// Hits without a vector were compared with no bitmap: keeps those that pass the filter.
 Status Retriever::Impl::DropFiltered(const SearchRequest& request, std::span<const ScopeId> scopes,
                                      std::vector<Candidate>& hits) {
-  const auto open = std::count_if(hits.begin(), hits.end(),
-                                  [](const Candidate& hit) { return !hit.embedded; });
+  const auto open =
+      std::count_if(hits.begin(), hits.end(), [](const Candidate& hit) { return !hit.embedded; });
   if (open == 0) return OkStatus();
   std::unordered_set<std::string> passing;
   FactQuery wanted;
@@ -198,9 +196,8 @@ Status Retriever::Impl::DropFiltered(const SearchRequest& request, std::span<con
     if (static_cast<std::int64_t>(facts.size()) < kFactsPerPage) break;
     wanted.offset += kFactsPerPage;
   }
-  std::erase_if(hits, [&](const Candidate& hit) {
-    return !hit.embedded && !passing.contains(hit.fact_id);
-  });
+  std::erase_if(
+      hits, [&](const Candidate& hit) { return !hit.embedded && !passing.contains(hit.fact_id); });
   return OkStatus();
 }
 
@@ -232,8 +229,7 @@ Result<std::vector<Candidate>> Retriever::Impl::Collect(const SearchRequest& req
                                                         std::vector<Candidate> hits) {
   std::vector<Candidate> candidates;
   for (const ScopeId scope : scopes) {
-    INFERSCALE_RETURN_IF_ERROR(
-        CollectFromScope(request, scope, query, today, hits, candidates));
+    INFERSCALE_RETURN_IF_ERROR(CollectFromScope(request, scope, query, today, hits, candidates));
   }
   if (request.filter != nullptr) {
     INFERSCALE_RETURN_IF_ERROR(DropFiltered(request, scopes, hits));
@@ -255,8 +251,8 @@ Result<std::vector<SearchHit>> Retriever::Impl::Fetch(const SearchRequest& reque
   std::vector<SearchHit> found;
   std::size_t next = 0;
   while (found.size() < static_cast<std::size_t>(request.top_k) && next < ranked.size()) {
-    const std::size_t count = std::min(ranked.size() - next,
-                                       static_cast<std::size_t>(request.top_k) - found.size());
+    const std::size_t count =
+        std::min(ranked.size() - next, static_cast<std::size_t>(request.top_k) - found.size());
     std::vector<std::string> ids;
     for (const Candidate& candidate : ranked.subspan(next, count)) ids.push_back(candidate.fact_id);
     INFERSCALE_ASSIGN_OR_RETURN(std::vector<Fact> facts, catalog.GetFacts(ids));
@@ -311,8 +307,8 @@ Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request) {
   // The two searches need nothing of each other; embedding the query takes the longest.
   std::future<Result<std::vector<Candidate>>> keyword_search;
   if (request.keyword) {
-    keyword_search = std::async(std::launch::async,
-                                [&] { return impl_->KeywordHits(request, scopes); });
+    keyword_search =
+        std::async(std::launch::async, [&] { return impl_->KeywordHits(request, scopes); });
   }
   INFERSCALE_ASSIGN_OR_RETURN(const auto vectors, impl_->embedder.Embed({&request.query, 1}));
   if (vectors.size() != 1 ||
@@ -324,9 +320,8 @@ Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request) {
   if (keyword_search.valid()) {
     INFERSCALE_ASSIGN_OR_RETURN(hits, keyword_search.get());
   }
-  INFERSCALE_ASSIGN_OR_RETURN(
-      const std::vector<Candidate> ranked,
-      impl_->Collect(request, scopes, vectors[0], today, std::move(hits)));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Candidate> ranked,
+                              impl_->Collect(request, scopes, vectors[0], today, std::move(hits)));
   return impl_->Fetch(request, scopes, ranked, today);
 }
 

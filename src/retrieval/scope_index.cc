@@ -45,7 +45,8 @@ Status ScopeIndex::Refresh(Catalog& catalog, const std::string& embedder_id, con
 }
 
 Status ScopeIndex::Load(Catalog& catalog, const std::string& embedder_id, const ScopeInfo& info) {
-  // What is read may be newer than `info`; then the next search reads the rest again and finds it here.
+  // What is read may be newer than `info`; then the next search reads the rest again and finds it
+  // here.
   if (loaded_ && epoch_ == info.epoch) {
     const std::int64_t after = row_ids_.empty() ? -1 : row_ids_.back();
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<EmbeddingRow> rows,
@@ -147,7 +148,8 @@ float ScopeIndex::Score(std::span<const float> query, std::uint32_t position) co
   // One row through the same kernel, so that a fact has one score whichever way it was found.
   std::int64_t row = 0;
   float score = 0;
-  const std::size_t offset = static_cast<std::size_t>(position) * static_cast<std::size_t>(dimensions_);
+  const std::size_t offset =
+      static_cast<std::size_t>(position) * static_cast<std::size_t>(dimensions_);
   kernels::TopK(vectors_.data() + offset, 1, dimensions_, query.data(), nullptr, 1, &row, &score);
   return score;
 }

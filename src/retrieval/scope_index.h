@@ -33,10 +33,10 @@ class Bitmap {
   std::vector<std::uint64_t> words_;
 };
 
-/// The vectors of one scope under one embedder, as TopK takes them, and which of them are served when
-/// nothing else is asked for (neither superseded nor expired). A copy of what the catalog held at
-/// (epoch, revision): appended to while the epoch stays, because the catalog gives each new vector a
-/// higher row than all before; loaded anew when it changes.
+/// The vectors of one scope under one embedder, as TopK takes them, and which of them are served
+/// when nothing else is asked for (neither superseded nor expired). A copy of what the catalog held
+/// at (epoch, revision): appended to while the epoch stays, because the catalog gives each new
+/// vector a higher row than all before; loaded anew when it changes.
 ///
 /// Searches hold `mutex()` shared while they use positions; Refresh() takes it for itself.
 class ScopeIndex {
@@ -63,7 +63,8 @@ class ScopeIndex {
   Bitmap ToBitmap(std::span<const std::int64_t> rows) const;
 
   /// The `k` best of `allowed` by inner product, best first.
-  std::vector<Match> TopK(std::span<const float> query, const Bitmap& allowed, std::int32_t k) const;
+  std::vector<Match> TopK(std::span<const float> query, const Bitmap& allowed,
+                          std::int32_t k) const;
   float Score(std::span<const float> query, std::uint32_t position) const;
 
   /// Callable without the mutex.
@@ -83,9 +84,9 @@ class ScopeIndex {
   std::uint64_t epoch_ = 0;
   std::uint64_t revision_ = 0;
   std::string today_;
-  std::vector<std::uint16_t> vectors_;   ///< [size][dimensions] f16
-  std::vector<std::int64_t> row_ids_;    ///< [size] ascending
-  std::deque<std::string> fact_ids_;     ///< [size]; a deque, so that the views below stay valid
+  std::vector<std::uint16_t> vectors_;  ///< [size][dimensions] f16
+  std::vector<std::int64_t> row_ids_;   ///< [size] ascending
+  std::deque<std::string> fact_ids_;    ///< [size]; a deque, so that the views below stay valid
   std::unordered_map<std::string_view, std::uint32_t> positions_;
   Bitmap served_;
   bool all_served_ = true;

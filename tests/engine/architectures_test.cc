@@ -56,7 +56,8 @@ TEST(Architectures, AreExactOrRefused) {
     // Long enough to leave Gemma's window of 256 tokens behind.
     std::vector<std::string> facts = SomeFacts();
     for (const std::string& fact : SomeFacts()) facts.push_back(fact + ", they said again");
-    testing::FactPrompt prompt = MakeFactPrompt(engine, facts, "What does Anna drink?", KvCodec::kF32);
+    testing::FactPrompt prompt =
+        MakeFactPrompt(engine, facts, "What does Anna drink?", KvCodec::kF32);
     ASSERT_FALSE(prompt.composition.ids.empty());
     Composition text = prompt.composition;
     text.inject = false;

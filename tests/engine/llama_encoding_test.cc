@@ -118,10 +118,11 @@ TEST(LlamaEncoding, GivesWayButIsNotStarvedByGenerations) {
   });
   std::vector<EncodeRequest> requests;
   for (int i = 0; i < 6; ++i) {
-    requests.push_back(MakeRequest(Key(static_cast<std::uint8_t>(i), 4), engine->Tokenize("\n- A fact."),
-                                   engine->Tokenize("Behind")));
+    requests.push_back(MakeRequest(Key(static_cast<std::uint8_t>(i), 4),
+                                   engine->Tokenize("\n- A fact."), engine->Tokenize("Behind")));
   }
-  for (const EncodeOutcome& outcome : EncodeAll(*engine, requests)) EXPECT_TRUE(outcome.status.ok());
+  for (const EncodeOutcome& outcome : EncodeAll(*engine, requests))
+    EXPECT_TRUE(outcome.status.ok());
   stop = true;
   chats.join();
 }

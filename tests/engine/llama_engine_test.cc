@@ -16,11 +16,11 @@
 namespace inferscale {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::EncodeAll;
 using testing::FactPrompt;
 using testing::FactTokens;
 using testing::Greedy;
+using ::testing::HasSubstr;
 using testing::Key;
 using testing::MakeRequest;
 using testing::Open;
@@ -35,7 +35,8 @@ TEST(LlamaEngine, GivesTheSameAnswerToTheSameRequest) {
   const FactPrompt prompt = Stored(*engine);
   for (const bool inject : {true, false}) {
     const std::string salt = inject ? "kv" : "text";
-    const auto first = GenerateBlocking(*engine, WithSalt(prompt.composition, salt, inject), Greedy(32));
+    const auto first =
+        GenerateBlocking(*engine, WithSalt(prompt.composition, salt, inject), Greedy(32));
     ASSERT_TRUE(first.status.ok());
     for (int repeat = 0; repeat < 3; ++repeat) {
       const auto again =
@@ -157,8 +158,10 @@ TEST(LlamaEngine, CancelsAndKeepsDeadlines) {
   std::promise<GenerationReport> soon;
   GenerationCallbacks soon_callbacks;
   soon_callbacks.on_done = [&](GenerationReport report) { soon.set_value(std::move(report)); };
-  engine->Generate(prompt, Greedy(2000), soon_callbacks,
-                   std::chrono::steady_clock::now() + std::chrono::milliseconds(100))->Wait();
+  engine
+      ->Generate(prompt, Greedy(2000), soon_callbacks,
+                 std::chrono::steady_clock::now() + std::chrono::milliseconds(100))
+      ->Wait();
   const GenerationReport ended = soon.get_future().get();
   EXPECT_EQ(ended.finish, FinishReason::kDeadline);
   EXPECT_TRUE(ended.status.ok());
@@ -182,7 +185,8 @@ TEST(LlamaEngine, EndsEverythingWhenItIsDestroyed) {
   }
   std::vector<EncodeRequest> requests;
   for (int i = 0; i < 200; ++i) {
-    requests.push_back(MakeRequest(Key(static_cast<std::uint8_t>(i), 9), engine->Tokenize("\n- A fact."),
+    requests.push_back(MakeRequest(Key(static_cast<std::uint8_t>(i), 9),
+                                   engine->Tokenize("\n- A fact."),
                                    engine->Tokenize("Context " + std::to_string(i))));
   }
   std::atomic<int> outcomes{0};
@@ -219,7 +223,9 @@ TEST(LlamaEngine, ServesManySequencesAsIfEachWereAlone) {
   std::vector<std::promise<GenerationReport>> done(prompts.size());
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     GenerationCallbacks callbacks;
-    callbacks.on_done = [&done, i](GenerationReport report) { done[i].set_value(std::move(report)); };
+    callbacks.on_done = [&done, i](GenerationReport report) {
+      done[i].set_value(std::move(report));
+    };
     engine->Generate(prompts[i], Greedy(12), callbacks, std::nullopt);
   }
   int same = 0;
@@ -262,9 +268,9 @@ TEST(LlamaEngine, RefusesBadRequestsInWords) {
   sampling.grammar = "this is no grammar";
   EXPECT_THAT(fails(good, sampling), HasSubstr("grammar"));
 
-  const auto outcomes = EncodeAll(
-      *engine, {MakeRequest(Key(1), {}, {}), MakeRequest(Key(2), TokenIds(9000, 5), {}),
-                MakeRequest(Key(3), {1 << 29}, {}), MakeRequest(Key(4), good.ids, {-7})});
+  const auto outcomes =
+      EncodeAll(*engine, {MakeRequest(Key(1), {}, {}), MakeRequest(Key(2), TokenIds(9000, 5), {}),
+                          MakeRequest(Key(3), {1 << 29}, {}), MakeRequest(Key(4), good.ids, {-7})});
   ASSERT_EQ(outcomes.size(), 4U);
   for (const EncodeOutcome& outcome : outcomes) {
     EXPECT_EQ(outcome.status.code(), StatusCode::kInvalidArgument);
@@ -333,10 +339,12 @@ TEST(LlamaEngine, SaysWhatIsWrongWithAModelFile) {
     const std::filesystem::path cut = folder.path() / "cut.gguf";
     std::filesystem::copy_file(whole, cut, std::filesystem::copy_options::overwrite_existing);
     std::filesystem::resize_file(
-        cut, static_cast<std::uintmax_t>(part * static_cast<double>(std::filesystem::file_size(whole))));
+        cut,
+        static_cast<std::uintmax_t>(part * static_cast<double>(std::filesystem::file_size(whole))));
     EXPECT_THAT(error(cut), ::testing::AnyOf(HasSubstr("cut short"), HasSubstr("not a GGUF file")));
   }
-  const std::filesystem::path embedder = testing::CacheFolder() / "models/all-MiniLM-L6-v2-f16.gguf";
+  const std::filesystem::path embedder =
+      testing::CacheFolder() / "models/all-MiniLM-L6-v2-f16.gguf";
   if (std::filesystem::exists(embedder)) {
     EXPECT_THAT(error(embedder), HasSubstr("causal language model"));
   }

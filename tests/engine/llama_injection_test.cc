@@ -26,7 +26,8 @@ using testing::WithSalt;
 
 TEST(LlamaInjection, InjectsAllFactsAndComputesOnlyTheTail) {
   const auto engine = Open();
-  for (const KvCodec codec : {KvCodec::kF16, KvCodec::kF32, KvCodec::kBF16, KvCodec::kInt8, KvCodec::kInt4}) {
+  for (const KvCodec codec :
+       {KvCodec::kF16, KvCodec::kF32, KvCodec::kBF16, KvCodec::kInt8, KvCodec::kInt4}) {
     const FactPrompt prompt = Stored(*engine, static_cast<std::uint8_t>(codec), codec);
     const std::string salt = "codec" + std::to_string(static_cast<int>(codec));
     const auto report = GenerateBlocking(*engine, WithSalt(prompt.composition, salt), Greedy(8));
@@ -50,7 +51,8 @@ TEST(LlamaInjection, ComputesWhatIsMissingAndSaysWhy) {
   options.f32_cache = true;
   const auto engine = Open(options);
   const FactPrompt prompt = Stored(*engine, 0, KvCodec::kF32);
-  const auto expected = GenerateBlocking(*engine, WithSalt(prompt.composition, "t", false), Greedy(16));
+  const auto expected =
+      GenerateBlocking(*engine, WithSalt(prompt.composition, "t", false), Greedy(16));
   const auto blocks = static_cast<std::int32_t>(prompt.composition.blocks.size());
   EXPECT_EQ(FallbackCount(expected, "text_mode"), blocks);
 
@@ -135,7 +137,8 @@ TEST(LlamaInjection, UsesStoredBlocksAfterARestart) {
   options.rope.base = 20000;
   const auto other = Open(options);
   EXPECT_NE(other->fingerprint(), fingerprint) << "another rotation must not use these blocks";
-  EXPECT_EQ(GenerateBlocking(*other, WithSalt(prompt.composition, "kv"), Greedy(1)).injected_tokens, 0);
+  EXPECT_EQ(GenerateBlocking(*other, WithSalt(prompt.composition, "kv"), Greedy(1)).injected_tokens,
+            0);
 }
 
 TEST(LlamaInjection, LeavesBlocksUnchangedByUse) {
@@ -189,7 +192,8 @@ TEST(LlamaInjection, AnswersFromTheStoredBlockAndNotFromTheText) {
   EXPECT_NE(score->logprobs, text->logprobs);
   double largest = 0;
   for (std::size_t i = 0; i < score->logprobs.size(); ++i) {
-    largest = std::max(largest, std::fabs(static_cast<double>(score->logprobs[i]) - text->logprobs[i]));
+    largest =
+        std::max(largest, std::fabs(static_cast<double>(score->logprobs[i]) - text->logprobs[i]));
   }
   EXPECT_GT(largest, 0.05) << "a changed block must show in the answer";
 }

@@ -66,7 +66,8 @@ TEST_P(Relocation, FailsWithAnotherBase) {
 
 TEST_P(Relocation, FailsWithAnotherPairing) {
   RopeSpec rope = probe_.rope;
-  rope.pairing = rope.pairing == RopePairing::kHalf ? RopePairing::kInterleaved : RopePairing::kHalf;
+  rope.pairing =
+      rope.pairing == RopePairing::kHalf ? RopePairing::kInterleaved : RopePairing::kHalf;
   EXPECT_GT(Error(rope), kRelocationTolerance);
 }
 

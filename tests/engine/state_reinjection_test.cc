@@ -1,5 +1,5 @@
-// States taken out of llama.cpp and put back by this program's own hand, on f32 weights, where equal
-// means bit for bit.
+// States taken out of llama.cpp and put back by this program's own hand, on f32 weights, where
+// equal means bit for bit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,7 +47,8 @@ std::vector<float> DecodeLast(LlamaContext& context, const TokenIds& ids, std::i
                               std::int32_t sequence) {
   std::vector<BatchToken> batch;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    batch.push_back({ids[i], position + static_cast<std::int32_t>(i), sequence, i + 1 == ids.size()});
+    batch.push_back(
+        {ids[i], position + static_cast<std::int32_t>(i), sequence, i + 1 == ids.size()});
   }
   const auto outcome = context.Decode(batch);
   EXPECT_TRUE(outcome.ok()) << outcome.status().ToString();
@@ -69,7 +70,8 @@ void Rebuild(std::span<const std::uint8_t> blob, const ParsedState& state, std::
     const std::size_t cells = static_cast<std::size_t>(ranges[s].count) * state.shape.element_bytes;
     for (std::size_t layer = 0; layer < state.sections[s].key_offset.size(); ++layer) {
       std::memcpy(rebuilt.data() + laid_out->sections[s].key_offset[layer],
-                  blob.data() + state.sections[s].key_offset[layer], cells * state.shape.key_elements);
+                  blob.data() + state.sections[s].key_offset[layer],
+                  cells * state.shape.key_elements);
       std::memcpy(rebuilt.data() + laid_out->sections[s].value_offset[layer],
                   blob.data() + state.sections[s].value_offset[layer],
                   cells * state.shape.value_elements);
@@ -90,7 +92,8 @@ TEST_P(StateReinjection, GivesBitIdenticalLogits) {
   Loaded loaded = Load(Model(), GetParam().second);
   ASSERT_NE(loaded.context, nullptr);
   const TokenIds prompt = loaded.tokenizer->Tokenize(
-      "Anna lives in Hamburg and drinks tea with honey. Peter repairs old clocks behind the station.");
+      "Anna lives in Hamburg and drinks tea with honey. Peter repairs old clocks behind the "
+      "station.");
   const TokenIds tail = loaded.tokenizer->Tokenize(" Where does Anna live?");
   const auto length = static_cast<std::int32_t>(prompt.size());
   LlamaContext& context = *loaded.context;
@@ -126,7 +129,8 @@ TEST_P(StateReinjection, LeavesOtherSequencesUntouched) {
   ASSERT_NE(loaded.context, nullptr);
   LlamaContext& context = *loaded.context;
   const TokenIds mine = loaded.tokenizer->Tokenize("Peter repairs old clocks in a small shop.");
-  const TokenIds other = loaded.tokenizer->Tokenize("Anna walks her dog along the river on Sundays.");
+  const TokenIds other =
+      loaded.tokenizer->Tokenize("Anna walks her dog along the river on Sundays.");
   const TokenIds next = loaded.tokenizer->Tokenize(" He");
   const auto length = static_cast<std::int32_t>(mine.size());
 
@@ -181,11 +185,12 @@ TEST(StateFormat, SurvivesItsOwnCheckAndLongerOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, StateReinjection,
-                         ::testing::Values(std::pair{"llama_f32", false}, std::pair{"llama_f32", true},
-                                           std::pair{"gemma3", false}, std::pair{"qwen3", false},
-                                           std::pair{"chat", false}),
+                         ::testing::Values(std::pair{"llama_f32", false},
+                                           std::pair{"llama_f32", true}, std::pair{"gemma3", false},
+                                           std::pair{"qwen3", false}, std::pair{"chat", false}),
                          [](const auto& info) {
-                           return std::string(info.param.first) + (info.param.second ? "_flash" : "");
+                           return std::string(info.param.first) +
+                                  (info.param.second ? "_flash" : "");
                          });
 
 }  // namespace

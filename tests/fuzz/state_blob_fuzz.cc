@@ -1,5 +1,5 @@
-// Sequence states: whatever the bytes are, ParseState ends with a value or an error, every offset it
-// gives lies inside, and a value whose cells are consecutive is laid out to the same size again.
+// Sequence states: whatever the bytes are, ParseState ends with a value or an error, every offset
+// it gives lies inside, and a value whose cells are consecutive is laid out to the same size again.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

@@ -42,7 +42,8 @@ inline std::filesystem::path ChatModel() {
 /// The chat model with f32 weights, made once; empty when it cannot be made.
 inline std::filesystem::path ChatModelF32() {
   const std::filesystem::path source = ChatModel();
-  const std::filesystem::path target = CacheFolder() / "tests" / (source.stem().string() + "-f32.gguf");
+  const std::filesystem::path target =
+      CacheFolder() / "tests" / (source.stem().string() + "-f32.gguf");
   std::error_code error;
   if (std::filesystem::exists(target, error)) return target;
   if (!std::filesystem::exists(source, error)) return {};
@@ -62,7 +63,8 @@ inline std::filesystem::path ChatModelF32() {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "inferscale_engine_XXXXXX").string();
+    std::string pattern =
+        (std::filesystem::temp_directory_path() / "inferscale_engine_XXXXXX").string();
     if (mkdtemp(pattern.data()) != nullptr) path_ = pattern;
   }
   ~TemporaryFolder() {
@@ -146,7 +148,8 @@ inline FactPrompt MakeFactPrompt(Engine& engine, const std::vector<std::string>&
     TokenIds context = exact ? TokenIds() : composition.ids;
     const auto begin = static_cast<std::int32_t>(exact ? 0 : composition.ids.size());
     if (!exact) composition.ids.insert(composition.ids.end(), tokens.begin(), tokens.end());
-    composition.blocks.push_back({key, begin, static_cast<std::int32_t>(composition.ids.size()), exact});
+    composition.blocks.push_back(
+        {key, begin, static_cast<std::int32_t>(composition.ids.size()), exact});
     prompt.requests.push_back(MakeRequest(key, tokens, std::move(context), codec));
   };
   const TokenIds header = engine.Tokenize("\nMemories:");
@@ -155,7 +158,8 @@ inline FactPrompt MakeFactPrompt(Engine& engine, const std::vector<std::string>&
   for (std::size_t i = 0; i < facts.size(); ++i) {
     add(Key(static_cast<std::uint8_t>(i), series), engine.Tokenize("\n- " + facts[i]), false);
   }
-  composition.ids.insert(composition.ids.end(), chat->ids.begin() + chat->facts_place, chat->ids.end());
+  composition.ids.insert(composition.ids.end(), chat->ids.begin() + chat->facts_place,
+                         chat->ids.end());
   composition.scope_tags = {7};
   return prompt;
 }

@@ -13,8 +13,8 @@
 
 namespace inferscale::testing {
 
-/// Vectors that depend on nothing but the text: a text of two or more equal words is near another one
-/// that shares words with it, because each word adds its own pseudo-random direction.
+/// Vectors that depend on nothing but the text: a text of two or more equal words is near another
+/// one that shares words with it, because each word adds its own pseudo-random direction.
 class FakeEmbedder : public Embedder {
  public:
   explicit FakeEmbedder(std::int32_t dimensions = 32, std::string id = "fake")

@@ -12,8 +12,8 @@
 
 namespace inferscale::testing {
 
-/// An engine without a model: tokens are bytes, special tokens are ids from 256 on, encodings are done
-/// at once, answers are fixed. It keeps what it was asked.
+/// An engine without a model: tokens are bytes, special tokens are ids from 256 on, encodings are
+/// done at once, answers are fixed. It keeps what it was asked.
 class FakeEngine : public Engine {
  public:
   static constexpr TokenId kBegin = 256, kEnd = 257;
@@ -80,8 +80,9 @@ class FakeEngine : public Engine {
     }
   }
 
-  std::shared_ptr<Generation> Generate(Composition composition, Sampling, GenerationCallbacks callbacks,
-                                       std::optional<std::chrono::steady_clock::time_point>) override {
+  std::shared_ptr<Generation> Generate(
+      Composition composition, Sampling, GenerationCallbacks callbacks,
+      std::optional<std::chrono::steady_clock::time_point>) override {
     class Done : public Generation {
       void Cancel() override {}
       void Wait() override {}
@@ -106,12 +107,15 @@ class FakeEngine : public Engine {
     return std::make_shared<Done>();
   }
 
-  Result<ScoreReport> Score(Composition, TokenIds, bool) override { return Unsupported("no scores"); }
+  Result<ScoreReport> Score(Composition, TokenIds, bool) override {
+    return Unsupported("no scores");
+  }
 
   std::vector<KvTier> Presence(std::span<const KvKey> keys) const override {
     std::lock_guard lock(mutex_);
     std::vector<KvTier> tiers;
-    for (const KvKey& key : keys) tiers.push_back(stored_.contains(key) ? KvTier::kHost : KvTier::kNone);
+    for (const KvKey& key : keys)
+      tiers.push_back(stored_.contains(key) ? KvTier::kHost : KvTier::kNone);
     return tiers;
   }
   Status Erase(std::span<const KvKey> keys, std::uint64_t, std::uint64_t) override {

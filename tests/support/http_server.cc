@@ -42,9 +42,9 @@ struct HttpServer::Impl {
     if (error) return;
     const auto& request = parser.get();
     ++requests;
-    const HttpReply reply = handler({std::string(request.target()),
-                                     std::string(request[http::field::authorization]),
-                                     request.body()});
+    const HttpReply reply =
+        handler({std::string(request.target()), std::string(request[http::field::authorization]),
+                 request.body()});
     {
       std::unique_lock lock(mutex);
       wake.wait_for(lock, reply.delay, [&] { return stopping; });
@@ -98,10 +98,9 @@ HttpServer::HttpServer(Handler handler, const std::string& certificate_pem,
       tcp::socket socket = impl_->acceptor.accept(error);
       std::lock_guard lock(impl_->mutex);
       if (impl_->stopping || error) return;
-      impl_->connections.emplace_back(
-          [this, socket = std::move(socket)]() mutable {
-            impl_->Serve(std::move(socket), requests_);
-          });
+      impl_->connections.emplace_back([this, socket = std::move(socket)]() mutable {
+        impl_->Serve(std::move(socket), requests_);
+      });
     }
   });
 }

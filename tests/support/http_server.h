@@ -24,7 +24,8 @@ struct HttpReply {
   bool hang_up = false;                ///< close without an answer
 };
 
-/// An HTTP server on a free port of 127.0.0.1 that answers with a function, one thread a connection.
+/// An HTTP server on a free port of 127.0.0.1 that answers with a function, one thread a
+/// connection.
 class HttpServer {
  public:
   using Handler = std::function<HttpReply(const HttpExchange&)>;

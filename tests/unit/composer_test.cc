@@ -41,9 +41,12 @@ class ComposerTest : public ::testing::Test {
     });
   }
 
-  std::string Text(const Composed& composed) { return engine_.Detokenize(composed.composition.ids); }
+  std::string Text(const Composed& composed) {
+    return engine_.Detokenize(composed.composition.ids);
+  }
 
-  LedgerEntry LedgerOf(const Composed& composed, const ComposeRequest& request, const std::string& answer) {
+  LedgerEntry LedgerOf(const Composed& composed, const ComposeRequest& request,
+                       const std::string& answer) {
     LedgerEntry entry;
     entry.ids = composed.composition.ids;
     const TokenIds ids = engine_.Tokenize(answer);
@@ -60,14 +63,17 @@ class ComposerTest : public ::testing::Test {
 };
 
 TEST_F(ComposerTest, PutsPrefixHeaderFactsFooterAndQuestionInOrder) {
-  const Result<Composed> composed = Run(MakeRequest({MakeFact("best", true), MakeFact("second", true)}));
+  const Result<Composed> composed =
+      Run(MakeRequest({MakeFact("best", true), MakeFact("second", true)}));
   ASSERT_TRUE(composed.ok()) << composed.status().ToString();
-  EXPECT_EQ(Text(*composed), "<system\nBe kind." + std::string(prompt_text::Header()) + "- second\n- best\n" +
-                                 prompt_text::Footer(0) + ">\n<user\nWho?>\n<assistant\n");
+  EXPECT_EQ(Text(*composed), "<system\nBe kind." + std::string(prompt_text::Header()) +
+                                 "- second\n- best\n" + prompt_text::Footer(0) +
+                                 ">\n<user\nWho?>\n<assistant\n");
 }
 
 TEST_F(ComposerTest, BlocksAreContiguousFromTheStartAndMatchTheTokens) {
-  const Result<Composed> composed = Run(MakeRequest({MakeFact("best", true), MakeFact("second", true)}));
+  const Result<Composed> composed =
+      Run(MakeRequest({MakeFact("best", true), MakeFact("second", true)}));
   ASSERT_TRUE(composed.ok());
   const std::vector<BlockSpan>& blocks = composed->composition.blocks;
   ASSERT_EQ(blocks.size(), 3u);
@@ -76,7 +82,8 @@ TEST_F(ComposerTest, BlocksAreContiguousFromTheStartAndMatchTheTokens) {
   EXPECT_EQ(blocks[0].end, composed->prefix_tokens);
   EXPECT_EQ(blocks[1].begin, blocks[0].end);
   EXPECT_EQ(blocks[2].begin, blocks[1].end);
-  EXPECT_EQ(engine_.Detokenize(std::span(composed->composition.ids).subspan(blocks[2].begin, 7)), "- best\n");
+  EXPECT_EQ(engine_.Detokenize(std::span(composed->composition.ids).subspan(blocks[2].begin, 7)),
+            "- best\n");
 }
 
 TEST_F(ComposerTest, UnreadyFactsFollowTheReadyOnesBestLastWithinEach) {
@@ -89,7 +96,8 @@ TEST_F(ComposerTest, UnreadyFactsFollowTheReadyOnesBestLastWithinEach) {
 }
 
 TEST_F(ComposerTest, TheBestAreComputedWhenAskedFor) {
-  ComposeRequest request = MakeRequest({MakeFact("a", true), MakeFact("b", true), MakeFact("c", true)});
+  ComposeRequest request =
+      MakeRequest({MakeFact("a", true), MakeFact("b", true), MakeFact("c", true)});
   request.compute_best = 1;
   const Result<Composed> composed = Run(request);
   ASSERT_TRUE(composed.ok());
@@ -106,7 +114,8 @@ TEST_F(ComposerTest, NoFactStandsTwice) {
 }
 
 TEST_F(ComposerTest, TheBudgetKeepsTheBest) {
-  ComposeRequest request = MakeRequest({MakeFact("a", true), MakeFact("bbbbbbbbbbbbbbbbbbbbbb", true), MakeFact("c", true)});
+  ComposeRequest request = MakeRequest(
+      {MakeFact("a", true), MakeFact("bbbbbbbbbbbbbbbbbbbbbb", true), MakeFact("c", true)});
   request.max_fact_tokens = 9;
   const Result<Composed> composed = Run(request);
   ASSERT_TRUE(composed.ok());
@@ -119,7 +128,8 @@ TEST_F(ComposerTest, TheBudgetKeepsTheBest) {
 
 TEST_F(ComposerTest, MoreFactsThanContextAreLeftOutNotAnError) {
   std::vector<ServableFact> facts;
-  for (int i = 0; i < 1000; ++i) facts.push_back(MakeFact("fact number " + std::to_string(i), true));
+  for (int i = 0; i < 1000; ++i)
+    facts.push_back(MakeFact("fact number " + std::to_string(i), true));
   ComposeRequest request = MakeRequest(std::move(facts));
   request.max_fact_tokens = 1 << 20;
   request.max_prompt_tokens = 300;
@@ -181,7 +191,8 @@ TEST_F(ComposerTest, ALaterTurnKeepsThePrefixAndAddsOnlyNewFacts) {
   ASSERT_GT(two->composition.ids.size(), ledger.ids.size());
   EXPECT_TRUE(std::equal(ledger.ids.begin(), ledger.ids.end(), two->composition.ids.begin()));
   EXPECT_TRUE(Text(*two).ends_with(">\n<user\n" + std::string(prompt_text::LateHeader()) + "- b\n" +
-                                   std::string(prompt_text::LateFooter()) + "And now?>\n<assistant\n"))
+                                   std::string(prompt_text::LateFooter()) +
+                                   "And now?>\n<assistant\n"))
       << Text(*two);
   EXPECT_EQ(two->facts.size(), 2u);
 }
@@ -192,7 +203,8 @@ TEST_F(ComposerTest, ComposesAnewWhenThatComputesFewerTokens) {
   ASSERT_TRUE(one.ok());
   const LedgerEntry ledger = LedgerOf(*one, first, "ok");
   std::vector<ServableFact> facts;
-  for (int i = 0; i < 20; ++i) facts.push_back(MakeFact("a quite long ready fact number " + std::to_string(i), true));
+  for (int i = 0; i < 20; ++i)
+    facts.push_back(MakeFact("a quite long ready fact number " + std::to_string(i), true));
   ComposeRequest second = MakeRequest(std::move(facts));
   second.messages.push_back({"assistant", "ok", ""});
   second.messages.push_back({"user", "And now?", ""});

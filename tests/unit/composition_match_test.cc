@@ -18,7 +18,8 @@ class CompositionMatch : public ::testing::Test {
     for (std::int32_t i = 0; i < 45; ++i) composition_.ids.push_back(i);
     for (std::uint8_t i = 0; i < 4; ++i) {
       composition_.blocks.push_back({NumberedKey(i), 10 * i, 10 * i + 10, i == 0});
-      stored_.emplace_back(composition_.ids.begin() + 10 * i, composition_.ids.begin() + 10 * i + 10);
+      stored_.emplace_back(composition_.ids.begin() + 10 * i,
+                           composition_.ids.begin() + 10 * i + 10);
     }
   }
   MatchPlan Match(std::int32_t limit = 44) {
@@ -108,7 +109,8 @@ TEST(ValidateComposition, ChecksTokensAndSpans) {
   EXPECT_TRUE(ValidateComposition(composition, 100, 50).ok());
   EXPECT_FALSE(ValidateComposition(composition, 5, 50).ok());
   EXPECT_FALSE(ValidateComposition(composition, 100, 10).ok()) << "no room for an answer";
-  const auto with = [&](std::int32_t begin, std::int32_t end, std::int32_t begin2, std::int32_t end2) {
+  const auto with = [&](std::int32_t begin, std::int32_t end, std::int32_t begin2,
+                        std::int32_t end2) {
     Composition spans = composition;
     spans.blocks = {{NumberedKey(1), begin, end, false}, {NumberedKey(2), begin2, end2, false}};
     return ValidateComposition(spans, 100, 50).ok();

@@ -14,10 +14,10 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::HttpExchange;
 using testing::HttpReply;
 using testing::HttpServer;
+using ::testing::Not;
 
 constexpr char kKey[] = "sk-hunter2";
 
@@ -197,7 +197,8 @@ TEST(EndpointEmbedder, DoesNotRepeatWhatTheServerRefuses) {
 }
 
 TEST(EndpointEmbedder, GivesUpOnASlowServer) {
-  HttpServer server([](const HttpExchange&) { return HttpReply{.delay = std::chrono::minutes(5)}; });
+  HttpServer server(
+      [](const HttpExchange&) { return HttpReply{.delay = std::chrono::minutes(5)}; });
   EmbedderSpec spec = Spec(server);
   spec.timeout = std::chrono::milliseconds(50);
   auto embedder = EndpointEmbedder::Create(spec);

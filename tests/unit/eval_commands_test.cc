@@ -31,7 +31,8 @@ class ScoringEngine : public testing::FakeEngine {
   Result<ScoreReport> Score(Composition composition, TokenIds continuation, bool first) override {
     ++*scores_;
     ScoreReport report;
-    report.logprobs.assign(continuation.size(), composition.inject && !composition.blocks.empty() ? -1.5f : -1.0f);
+    report.logprobs.assign(continuation.size(),
+                           composition.inject && !composition.blocks.empty() ? -1.5f : -1.0f);
     if (first) {
       report.first_logprobs.assign(260, -10.0f);
       report.first_logprobs[composition.ids.size() > 600 ? 7 : 3] = -0.01f;
@@ -40,8 +41,9 @@ class ScoringEngine : public testing::FakeEngine {
     return report;
   }
 
-  std::shared_ptr<Generation> Generate(Composition composition, Sampling sampling, GenerationCallbacks callbacks,
-                                       std::optional<std::chrono::steady_clock::time_point> deadline) override {
+  std::shared_ptr<Generation> Generate(
+      Composition composition, Sampling sampling, GenerationCallbacks callbacks,
+      std::optional<std::chrono::steady_clock::time_point> deadline) override {
     if (reused_ > 0) {
       auto on_done = std::move(callbacks.on_done);
       callbacks.on_done = [on_done, reused = reused_](GenerationReport report) {
@@ -49,7 +51,8 @@ class ScoringEngine : public testing::FakeEngine {
         on_done(std::move(report));
       };
     }
-    return FakeEngine::Generate(std::move(composition), std::move(sampling), std::move(callbacks), deadline);
+    return FakeEngine::Generate(std::move(composition), std::move(sampling), std::move(callbacks),
+                                deadline);
   }
 
  private:
@@ -74,7 +77,8 @@ class EvalCommandsTest : public ::testing::Test {
     INFERSCALE_RETURN_IF_ERROR(CreatePrivateFolder(options.folder));
     CatalogOptions catalog_options;
     catalog_options.folder = options.folder;
-    INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Catalog> catalog, OpenSqliteCatalog(catalog_options));
+    INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Catalog> catalog,
+                                OpenSqliteCatalog(catalog_options));
     auto engine = std::make_shared<ScoringEngine>(&scores_, reused_tokens_);
     engine->capabilities_.kv_injection = kv_;
     if (!kv_) engine->capabilities_.kv_refusal = "no rotation to undo";
@@ -85,8 +89,8 @@ class EvalCommandsTest : public ::testing::Test {
     service.clock = options.clock;
     service.background = options.background;
     recipes_.push_back(service.recipe);
-    return MemoryService::Create(std::move(catalog), std::make_shared<testing::FakeEmbedder>(), engine, nullptr,
-                                 std::move(service));
+    return MemoryService::Create(std::move(catalog), std::make_shared<testing::FakeEmbedder>(),
+                                 engine, nullptr, std::move(service));
   }
 
   Status Run(std::vector<std::string> arguments) {
@@ -106,20 +110,23 @@ class EvalCommandsTest : public ::testing::Test {
     nlohmann::json turns = nlohmann::json::array(), facts = nlohmann::json::array();
     for (int i = 0; i < 8; ++i) {
       const std::string id = "D1:" + std::to_string(i + 1);
-      turns.push_back({{"speaker", "Ada"}, {"dia_id", id}, {"text", "I keep hive number " + std::to_string(i)}});
+      turns.push_back({{"speaker", "Ada"},
+                       {"dia_id", id},
+                       {"text", "I keep hive number " + std::to_string(i)}});
       facts.push_back({"Ada keeps hive number " + std::to_string(i), id});
     }
-    const nlohmann::json sample{{"sample_id", "s"},
-                                {"conversation",
-                                 {{"speaker_a", "Ada"},
-                                  {"speaker_b", "Bo"},
-                                  {"session_1_date_time", "1:00 pm on 1 May, 2023"},
-                                  {"session_1", turns}}},
-                                {"observation", {{"session_1_observation", {{"Ada", facts}}}}},
-                                {"qa",
-                                 {{{"question", "Which hive?"}, {"answer", "3"}, {"category", 4}},
-                                  {{"question", "How many?"}, {"answer", 8}, {"category", 2}},
-                                  {{"question", "Whose cat?"}, {"adversarial_answer", "Bo's"}, {"category", 5}}}}};
+    const nlohmann::json sample{
+        {"sample_id", "s"},
+        {"conversation",
+         {{"speaker_a", "Ada"},
+          {"speaker_b", "Bo"},
+          {"session_1_date_time", "1:00 pm on 1 May, 2023"},
+          {"session_1", turns}}},
+        {"observation", {{"session_1_observation", {{"Ada", facts}}}}},
+        {"qa",
+         {{{"question", "Which hive?"}, {"answer", "3"}, {"category", 4}},
+          {{"question", "How many?"}, {"answer", 8}, {"category", 2}},
+          {{"question", "Whose cat?"}, {"adversarial_answer", "Bo's"}, {"category", 5}}}}};
     const std::filesystem::path path = folder_ / "locomo.json";
     std::ofstream(path) << nlohmann::json::array({sample}).dump();
     return path.string();
@@ -152,7 +159,8 @@ TEST_F(EvalCommandsTest, DemoPrintsTheAgreedObjectAndWritesThePage) {
       EXPECT_EQ(row["top1"], 1);
     }
   }
-  EXPECT_EQ(logprobs, (std::map<std::string, double>{{"none", -1.0}, {"text", -1.0}, {"kv", -1.5}, {"kv-bare", -1.5}}));
+  EXPECT_EQ(logprobs, (std::map<std::string, double>{
+                          {"none", -1.0}, {"text", -1.0}, {"kv", -1.5}, {"kv-bare", -1.5}}));
   EXPECT_EQ(recipes_, (std::vector<std::string>{"primer", "bare"}));
   std::ifstream file(page);
   std::ostringstream html;
@@ -181,13 +189,23 @@ TEST_F(EvalCommandsTest, AMeasurementThatReusedTokensIsAnError) {
 TEST_F(EvalCommandsTest, InterruptEndsTheDemo) {
   const std::atomic<bool> stop = true;
   context_.stop = &stop;
-  EXPECT_EQ(Run({"demo", "--quick", "--page", (folder_ / "demo.html").string()}).code(), StatusCode::kCancelled);
+  EXPECT_EQ(Run({"demo", "--quick", "--page", (folder_ / "demo.html").string()}).code(),
+            StatusCode::kCancelled);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "demo.html"));
 }
 
 TEST_F(EvalCommandsTest, LocomoMeasuresEveryModeOnceAndGoesOnWhereItStopped) {
-  const std::vector<std::string> arguments = {"eval", "locomo", Locomo(), "--k", "2,4", "--recipes", "primer,bare",
-                                              "--codecs", "int4", "--out", (folder_ / "out").string()};
+  const std::vector<std::string> arguments = {"eval",
+                                              "locomo",
+                                              Locomo(),
+                                              "--k",
+                                              "2,4",
+                                              "--recipes",
+                                              "primer,bare",
+                                              "--codecs",
+                                              "int4",
+                                              "--out",
+                                              (folder_ / "out").string()};
   const Status status = Run(arguments);
   ASSERT_TRUE(status.ok()) << status.ToString();
   // Three questions × (two with text, one without facts, two a recipe).
@@ -199,7 +217,8 @@ TEST_F(EvalCommandsTest, LocomoMeasuresEveryModeOnceAndGoesOnWhereItStopped) {
     EXPECT_EQ(row["diff"], row["mode"] == "kv" ? -0.5 : 0.0) << row;
     EXPECT_LE(row["diff_low"], row["diff"]);
     EXPECT_GE(row["diff_high"], row["diff"]);
-    for (const char* name : {"k", "mode", "recipe", "codec", "logprob", "f1", "kl", "top1", "ttft_ms"}) {
+    for (const char* name :
+         {"k", "mode", "recipe", "codec", "logprob", "f1", "kl", "top1", "ttft_ms"}) {
       EXPECT_TRUE(row.contains(name)) << name;
     }
   }
@@ -224,8 +243,8 @@ TEST_F(EvalCommandsTest, LocomoDrawsTheSameQuestionsForASeed) {
   const std::string file = Locomo();
   const auto drawn = [&](const char* seed, const char* out) {
     out_.str("");
-    const Status status = Run({"eval", "locomo", file, "--k", "2", "--modes", "text", "--questions", "2", "--seed", seed,
-                               "--out", (folder_ / out).string()});
+    const Status status = Run({"eval", "locomo", file, "--k", "2", "--modes", "text", "--questions",
+                               "2", "--seed", seed, "--out", (folder_ / out).string()});
     EXPECT_TRUE(status.ok()) << status.ToString();
     std::ifstream results(folder_ / out / "results.jsonl");
     std::vector<std::string> questions;

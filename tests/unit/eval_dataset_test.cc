@@ -113,14 +113,17 @@ TEST(LoadLocomo, NamesTheMissingFile) {
 }
 
 TEST(ParseLocomoTime, TakesMidnightAndNoon) {
-  EXPECT_EQ(FormatIso8601(*ParseLocomoTime("12:05 am on 1 January, 2024")), "2024-01-01T00:05:00+00:00");
-  EXPECT_EQ(FormatIso8601(*ParseLocomoTime("12:00 pm on 29 February, 2024")), "2024-02-29T12:00:00+00:00");
+  EXPECT_EQ(FormatIso8601(*ParseLocomoTime("12:05 am on 1 January, 2024")),
+            "2024-01-01T00:05:00+00:00");
+  EXPECT_EQ(FormatIso8601(*ParseLocomoTime("12:00 pm on 29 February, 2024")),
+            "2024-02-29T12:00:00+00:00");
 }
 
 TEST(ParseLocomoTime, RefusesWhatIsNoTime) {
-  for (const char* text : {"", "13:00 pm on 1 May, 2023", "0:10 am on 1 May, 2023", "1:60 pm on 1 May, 2023",
-                           "1:56 pm on 30 February, 2023", "1:56 pm on 8 Mai-Tai, 2023", "1:56 on 8 May, 2023",
-                           "1:56 pm on 8 Foo, 2023"}) {
+  for (const char* text :
+       {"", "13:00 pm on 1 May, 2023", "0:10 am on 1 May, 2023", "1:60 pm on 1 May, 2023",
+        "1:56 pm on 30 February, 2023", "1:56 pm on 8 Mai-Tai, 2023", "1:56 on 8 May, 2023",
+        "1:56 pm on 8 Foo, 2023"}) {
     EXPECT_FALSE(ParseLocomoTime(text).ok()) << text;
   }
   EXPECT_FALSE(ParseLocomoTime(std::string(1'000'000, '1')).ok());
@@ -145,20 +148,27 @@ TEST(ParseDemo, FailsCleanlyWhenCutAnywhere) {
   const std::string_view whole = EmbeddedFile("demo.json");
   const std::size_t end = whole.find_last_not_of(" \n\r\t");
   ASSERT_NE(end, std::string_view::npos);
-  for (std::size_t size = 0; size < end; size += 997) EXPECT_FALSE(ParseDemo(whole.substr(0, size)).ok()) << size;
+  for (std::size_t size = 0; size < end; size += 997)
+    EXPECT_FALSE(ParseDemo(whole.substr(0, size)).ok()) << size;
 }
 
 TEST(ParseDemo, ChecksReferences) {
   const std::string head =
       R"({"speakers": ["A", "B"], "sessions": [{"date": "2025-01-02", "time": "10:00", "turns":
          [{"id": "s1t1", "speaker": "A", "text": "x"}]}], "questions": [], "facts": [)";
-  const std::string fact = R"({"speaker": "A", "date": "2025-01-02", "text": "y", "source": ["s1t1"])";
+  const std::string fact =
+      R"({"speaker": "A", "date": "2025-01-02", "text": "y", "source": ["s1t1"])";
   EXPECT_TRUE(ParseDemo(head + fact + "}]}").ok());
   EXPECT_TRUE(ParseDemo(head + fact + "}, " + fact + R"(, "supersedes": 0}]})").ok());
   EXPECT_FALSE(ParseDemo(head + fact + R"(, "supersedes": 0}]})").ok());
   EXPECT_FALSE(ParseDemo(head + fact + R"(, "supersedes": -1}]})").ok());
-  EXPECT_FALSE(ParseDemo(head + R"({"speaker": "A", "date": "2025-01-02", "text": "y", "source": ["s9t9"]}]})").ok());
-  EXPECT_FALSE(ParseDemo(head + R"({"speaker": "A", "date": "2025-13-02", "text": "y", "source": []}]})").ok());
+  EXPECT_FALSE(
+      ParseDemo(head +
+                R"({"speaker": "A", "date": "2025-01-02", "text": "y", "source": ["s9t9"]}]})")
+          .ok());
+  EXPECT_FALSE(
+      ParseDemo(head + R"({"speaker": "A", "date": "2025-13-02", "text": "y", "source": []}]})")
+          .ok());
 }
 
 }  // namespace

@@ -21,8 +21,8 @@ class ResultFileTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  static QuestionResult Row(const std::string& question, std::int32_t k, const std::string& mode, double logprob,
-                            TokenId top = 1) {
+  static QuestionResult Row(const std::string& question, std::int32_t k, const std::string& mode,
+                            double logprob, TokenId top = 1) {
     QuestionResult row;
     const bool kv = mode == "kv";
     row.key = {question, k, mode, kv ? "primer" : "", kv ? "int4" : ""};
@@ -88,9 +88,11 @@ TEST_F(ResultFileTest, RefusesResultsOfOtherSettings) {
 }
 
 TEST_F(ResultFileTest, RefusesBrokenLines) {
-  for (const char* line : {"nonsense", "[]", "7", "{\"question\": 3}", "{\"question\":\"q\",\"mode\":\"kv\"}",
-                           "{\"question\":\"q\",\"mode\":\"text\",\"recipe\":\"\",\"codec\":\"\",\"category\":\"1\",\"k\":5,"
-                           "\"logprob\":-1,\"top\":1,\"kl\":0,\"ttft_ms\":1,\"first\":[[1]]}"}) {
+  for (const char* line :
+       {"nonsense", "[]", "7", "{\"question\": 3}", "{\"question\":\"q\",\"mode\":\"kv\"}",
+        "{\"question\":\"q\",\"mode\":\"text\",\"recipe\":\"\",\"codec\":\"\",\"category\":\"1\","
+        "\"k\":5,"
+        "\"logprob\":-1,\"top\":1,\"kl\":0,\"ttft_ms\":1,\"first\":[[1]]}"}) {
     std::filesystem::remove(path_);
     { ASSERT_TRUE(ResultFile::Open(path_, header_).ok()); }
     std::ofstream(path_, std::ios::app) << line << "\n";

@@ -27,7 +27,8 @@ TEST(Percentile, IsTheNearestRank) {
 TEST(BootstrapMean, RepeatsForASeedAndDiffersForAnother) {
   std::vector<double> values;
   for (int i = 0; i < 50; ++i) values.push_back(i % 7);
-  const Interval one = BootstrapMean(values, 1), again = BootstrapMean(values, 1), other = BootstrapMean(values, 2);
+  const Interval one = BootstrapMean(values, 1), again = BootstrapMean(values, 1),
+                 other = BootstrapMean(values, 2);
   EXPECT_EQ(one.low, again.low);
   EXPECT_EQ(one.high, again.high);
   EXPECT_TRUE(one.low != other.low || one.high != other.high);

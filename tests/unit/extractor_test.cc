@@ -15,12 +15,12 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::SizeIs;
 using testing::HttpExchange;
 using testing::HttpReply;
 using testing::HttpServer;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
 
 Turn MakeTurn(std::string role, std::string content, std::string name = "", TimeMs time_ms = 0) {
   Turn turn;
@@ -55,16 +55,19 @@ TEST(SplitSentences, LeavesShortTextsUntouched) {
 TEST(SplitSentences, CutsBehindTheLastSentenceThatFits) {
   EXPECT_THAT(Split("One two. Three four! Five six?", 21),
               ElementsAre("One two. Three four!", "Five six?"));
-  EXPECT_THAT(Split("He said \"no.\" Then left.", 15), ElementsAre("He said \"no.\"", "Then left."));
+  EXPECT_THAT(Split("He said \"no.\" Then left.", 15),
+              ElementsAre("He said \"no.\"", "Then left."));
   EXPECT_THAT(Split("first line\nsecond line", 15), ElementsAre("first line", "second line"));
 }
 
 TEST(SplitSentences, DoesNotTakeADecimalPointForAStop) {
-  EXPECT_THAT(Split("It costs 3.50 euros a piece", 16), ElementsAre("It costs 3.50", "euros a piece"));
+  EXPECT_THAT(Split("It costs 3.50 euros a piece", 16),
+              ElementsAre("It costs 3.50", "euros a piece"));
 }
 
 TEST(SplitSentences, KnowsChinesePunctuation) {
-  EXPECT_THAT(Split("我住在北京。我喜欢喝茶！你呢？", 8), ElementsAre("我住在北京。", "我喜欢喝茶！", "你呢？"));
+  EXPECT_THAT(Split("我住在北京。我喜欢喝茶！你呢？", 8),
+              ElementsAre("我住在北京。", "我喜欢喝茶！", "你呢？"));
   EXPECT_THAT(Split("他说：“好的。”然后走了。", 9), ElementsAre("他说：“好的。”", "然后走了。"));
 }
 
@@ -79,7 +82,8 @@ TEST(SplitSentences, CutsEndlessWordsBetweenCharacters) {
 TEST(SplitSentences, EveryPieceFitsAndNothingIsLost) {
   std::string text;
   for (int i = 0; i < 3000; ++i) {
-    static const char* const kParts[] = {"word", " ", "中", "。", ". ", "é", "\n", "🙂", "x1", "\xff"};
+    static const char* const kParts[] = {"word", " ",  "中",   "。", ". ",
+                                         "é",    "\n", "🙂", "x1", "\xff"};
     text += kParts[(i * i + i / 7) % 10];
   }
   const auto letters = [](std::string_view view) {
@@ -100,9 +104,10 @@ TEST(SplitSentences, EveryPieceFitsAndNothingIsLost) {
 
 TEST(VerbatimExtractor, KeepsTurnsByteForByteWithTheirSource) {
   ExtractRequest request;
-  request.turns = {MakeTurn("system", "Be nice."), MakeTurn("user", "  I like tea.\n", "Ana", 1234),
-                   MakeTurn("assistant", "Noted!"), MakeTurn("tool", "{}"),
-                   MakeTurn("user", " \n\t\u3000"), MakeTurn("user", "")};
+  request.turns = {
+      MakeTurn("system", "Be nice."),  MakeTurn("user", "  I like tea.\n", "Ana", 1234),
+      MakeTurn("assistant", "Noted!"), MakeTurn("tool", "{}"),
+      MakeTurn("user", " \n\t\u3000"), MakeTurn("user", "")};
   const std::vector<ExtractedFact> facts = *VerbatimExtractor().Extract(request);
   ASSERT_THAT(facts, SizeIs(2));
   EXPECT_EQ(facts[0].text, "  I like tea.\n");
@@ -130,7 +135,8 @@ TEST(VerbatimExtractor, SplitsLongTurnsIntoFactsOfOneSource) {
 TEST(VerbatimExtractor, SurvivesAMegabyteAndBytesThatAreNoText) {
   ExtractRequest request;
   request.turns = {MakeTurn("user", std::string(1 << 20, 'a')),
-                   MakeTurn("user", std::string(700, '\xff')), MakeTurn("user", std::string(700, '\0'))};
+                   MakeTurn("user", std::string(700, '\xff')),
+                   MakeTurn("user", std::string(700, '\0'))};
   const auto facts = VerbatimExtractor().Extract(request);
   ASSERT_TRUE(facts.ok());
   std::size_t bytes = 0;
@@ -143,8 +149,10 @@ TEST(VerbatimExtractor, TakesNoInjectedMemoryForNews) {
   request.exclude = {"I like tea.", "Tom adopted\na cat"};
   request.turns = {MakeTurn("user", " i like TEA. "),
                    MakeTurn("user", "Memories:\n- (2023-05-07) Ana: I like tea.\nWhat do I like?"),
-                   MakeTurn("assistant", "- Tom adopted a cat"), MakeTurn("user", "I like tea. And cake.")};
-  EXPECT_THAT(Verbatim(request), ElementsAre("Memories:\nWhat do I like?", "I like tea. And cake."));
+                   MakeTurn("assistant", "- Tom adopted a cat"),
+                   MakeTurn("user", "I like tea. And cake.")};
+  EXPECT_THAT(Verbatim(request),
+              ElementsAre("Memories:\nWhat do I like?", "I like tea. And cake."));
 }
 
 TEST(ParseExtractionAnswer, ReadsTheWholeObject) {
@@ -165,12 +173,15 @@ TEST(ParseExtractionAnswer, LooksThroughWhatModelsPutAround) {
     return facts.size() == 1 ? facts[0].text : std::string("not one fact");
   };
   EXPECT_EQ(text_of("```json\n{\"facts\": [{\"text\":\"A\"}]}\n```"), "A");
-  EXPECT_EQ(text_of("Sure! Here it is: {\"facts\":[{\"text\":\"A\"}]} Anything else [maybe]?"), "A");
-  EXPECT_EQ(text_of("<think>{\"facts\":[{\"text\":\"B\"}]}</think>{\"facts\":[{\"text\":\"A\"}]}"), "A");
+  EXPECT_EQ(text_of("Sure! Here it is: {\"facts\":[{\"text\":\"A\"}]} Anything else [maybe]?"),
+            "A");
+  EXPECT_EQ(text_of("<think>{\"facts\":[{\"text\":\"B\"}]}</think>{\"facts\":[{\"text\":\"A\"}]}"),
+            "A");
   EXPECT_EQ(text_of("[{\"text\":\"A\"}]"), "A");
   EXPECT_EQ(text_of("{\"facts\":[\"A\"]}"), "A");
   EXPECT_EQ(text_of("{\"text\":\"A\"}"), "A");
-  EXPECT_EQ(text_of("{\"facts\":[{\"text\":\"A\"},{\"text\":7},{\"text\":\" \"},{},[],null]}"), "A");
+  EXPECT_EQ(text_of("{\"facts\":[{\"text\":\"A\"},{\"text\":7},{\"text\":\" \"},{},[],null]}"),
+            "A");
 }
 
 TEST(ParseExtractionAnswer, KeepsCompleteItemsOfACutAnswer) {
@@ -186,7 +197,8 @@ TEST(ParseExtractionAnswer, YieldsNothingForNonsense) {
   for (const std::string& answer :
        {std::string(), std::string("no JSON"), std::string("{'facts':[{'text':'A'}]}"),
         std::string("{\"facts\":[]}"), std::string("{\"facts\":{}}"), std::string("]"),
-        std::string(100'000, '['), std::string(100'000, '{'), std::string("{\"facts\":[{\"text\":\"A")}) {
+        std::string(100'000, '['), std::string(100'000, '{'),
+        std::string("{\"facts\":[{\"text\":\"A")}) {
     EXPECT_THAT(ParseExtractionAnswer(answer), IsEmpty()) << answer.substr(0, 40);
   }
 }
@@ -208,7 +220,8 @@ struct FakeModel {
 TEST(LlmExtractor, AsksOncePerSpokenTurn) {
   FakeModel model{R"({"facts":[{"text":"Ana likes tea.","name":"","contradicts":[]}]})", {}};
   ExtractRequest request;
-  request.turns = {MakeTurn("system", "secret rules"), MakeTurn("user", "I like tea.", "Ana", 1683417600000),
+  request.turns = {MakeTurn("system", "secret rules"),
+                   MakeTurn("user", "I like tea.", "Ana", 1683417600000),
                    MakeTurn("assistant", "Nice."), MakeTurn("user", "  ")};
   request.existing = {{"id-a", "Ana likes coffee."}, {"id-b", "Ana has\na dog."}};
   const auto facts = LlmExtractor(model.Function()).Extract(request);
@@ -260,9 +273,11 @@ TEST(LlmExtractor, MapsNumbersToIdsAndDropsInventedOnes) {
 
 TEST(LlmExtractor, NeverExtractsWhatWasInjectedOrIsKnown) {
   FakeModel model{
-      R"({"facts":[{"text":"ana likes TEA."},{"text":"Tom has a cat."},{"text":"New."},{"text":"new."}]})", {}};
+      R"({"facts":[{"text":"ana likes TEA."},{"text":"Tom has a cat."},{"text":"New."},{"text":"new."}]})",
+      {}};
   ExtractRequest request;
-  request.turns = {MakeTurn("user", "Hello"), MakeTurn("user", "- (2023-05-07) Ana: Ana likes tea.")};
+  request.turns = {MakeTurn("user", "Hello"),
+                   MakeTurn("user", "- (2023-05-07) Ana: Ana likes tea.")};
   request.exclude = {"Ana likes tea."};
   request.existing = {{"id", "Tom has a cat."}};
   const auto facts = LlmExtractor(model.Function()).Extract(request);
@@ -271,9 +286,8 @@ TEST(LlmExtractor, NeverExtractsWhatWasInjectedOrIsKnown) {
 }
 
 TEST(LlmExtractor, PassesTheCompletionsErrorOn) {
-  LlmExtractor extractor([](const auto&, const auto&) -> Result<std::string> {
-    return Unavailable("down");
-  });
+  LlmExtractor extractor(
+      [](const auto&, const auto&) -> Result<std::string> { return Unavailable("down"); });
   ExtractRequest request;
   request.turns = {MakeTurn("user", "Hello")};
   EXPECT_EQ(extractor.Extract(request).status().code(), StatusCode::kUnavailable);
@@ -322,7 +336,8 @@ TEST(EndpointCompletion, TellsRetryableErrorsFromFinalOnes) {
   EXPECT_EQ(error_of({.body = "<html>"}), StatusCode::kUnavailable);
   EXPECT_EQ(error_of({.body = "{}"}), StatusCode::kUnavailable);
   EXPECT_EQ(error_of({.body = R"({"choices":[]})"}), StatusCode::kUnavailable);
-  EXPECT_EQ(error_of({.body = R"({"choices":[{"message":{"content":null}}]})"}), StatusCode::kUnavailable);
+  EXPECT_EQ(error_of({.body = R"({"choices":[{"message":{"content":null}}]})"}),
+            StatusCode::kUnavailable);
   EXPECT_EQ(error_of({.status = 401}), StatusCode::kInvalidArgument);
   EXPECT_EQ(error_of({.status = 400, .body = "no"}), StatusCode::kInvalidArgument);
   EXPECT_FALSE(MakeEndpointCompletion("nowhere", "m", "").ok());

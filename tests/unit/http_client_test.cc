@@ -49,7 +49,8 @@ TEST(ParseUrl, RefusesWhatIsNoUrlAndNeverRepeatsIt) {
   for (const char* text :
        {"", "example.org", "ftp://example.org", "http://", "http://:80", "http://host:0",
         "http://host:65536", "http://host:12x", "http://user:hunter2@host/", "http://ho st/",
-        "http://host/\r\nX-Header: hunter2", "http://[::1", "http://[hunter2]/", "http://[::1]80"}) {
+        "http://host/\r\nX-Header: hunter2", "http://[::1", "http://[hunter2]/",
+        "http://[::1]80"}) {
     const Result<Url> url = ParseUrl(text);
     ASSERT_FALSE(url.ok()) << text;
     EXPECT_EQ(url.status().code(), StatusCode::kInvalidArgument) << text;
@@ -59,7 +60,8 @@ TEST(ParseUrl, RefusesWhatIsNoUrlAndNeverRepeatsIt) {
 
 TEST(PostJson, SendsTheBodyAndReturnsTheAnswer) {
   HttpServer server([](const testing::HttpExchange& exchange) {
-    return HttpReply{.status = 418, .body = exchange.target + exchange.authorization + exchange.body};
+    return HttpReply{.status = 418,
+                     .body = exchange.target + exchange.authorization + exchange.body};
   });
   HttpPost post = PostTo(server.Url("/tea?hot=1"));
   post.bearer_token = "secret";
@@ -148,7 +150,8 @@ TEST(RefusalStatus, TellsRetryableFromFinalAndHidesTheKey) {
     EXPECT_EQ(RefusalStatus(url, {status, "", "busy"}).code(), StatusCode::kUnavailable) << status;
   }
   for (const int status : {301, 400, 401, 403, 404, 422}) {
-    EXPECT_EQ(RefusalStatus(url, {status, "", "no"}).code(), StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(RefusalStatus(url, {status, "", "no"}).code(), StatusCode::kInvalidArgument)
+        << status;
   }
   const Status unauthorized = RefusalStatus(url, {401, "", "Incorrect API key: hunter2"});
   EXPECT_EQ(unauthorized.message().find("hunter2"), std::string::npos);

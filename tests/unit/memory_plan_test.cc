@@ -14,9 +14,12 @@ GgufMetadata Large() {
   metadata.file_bytes = std::int64_t{4900} << 20;
   metadata.architecture = "llama";
   metadata.vocabulary = 128256;
-  metadata.numbers = {{"llama.block_count", 32},         {"llama.attention.head_count", 32},
-                      {"llama.attention.head_count_kv", 8}, {"llama.embedding_length", 4096},
-                      {"llama.context_length", 131072},  {"llama.feed_forward_length", 14336}};
+  metadata.numbers = {{"llama.block_count", 32},
+                      {"llama.attention.head_count", 32},
+                      {"llama.attention.head_count_kv", 8},
+                      {"llama.embedding_length", 4096},
+                      {"llama.context_length", 131072},
+                      {"llama.feed_forward_length", 14336}};
   return metadata;
 }
 

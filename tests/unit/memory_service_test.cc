@@ -20,7 +20,9 @@ using testing::FakeEngine;
 
 class MemoryServiceTest : public ::testing::Test {
  protected:
-  void SetUp() override { folder_ = std::filesystem::temp_directory_path() / ("inferscale-test-" + NewUuid()); }
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() / ("inferscale-test-" + NewUuid());
+  }
   void TearDown() override {
     service_.reset();
     std::filesystem::remove_all(folder_);
@@ -68,7 +70,8 @@ class MemoryServiceTest : public ::testing::Test {
 
   static std::int32_t CountOf(const GenerationReport& report, const std::string& reason) {
     std::int32_t count = 0;
-    for (const Fallback& fallback : report.fallbacks) count += fallback.reason == reason ? fallback.count : 0;
+    for (const Fallback& fallback : report.fallbacks)
+      count += fallback.reason == reason ? fallback.count : 0;
     return count;
   }
 
@@ -214,15 +217,18 @@ TEST_F(MemoryServiceTest, ARenamedPersonIsEncodedAndServedUnderTheNewName) {
 
 TEST_F(MemoryServiceTest, TenTurnsKeepEarlierIdsAndRepeatNoFact) {
   Open();
-  for (const char* text : {"the cat is called Pixel", "the dog is called Rex", "the bird is called Kiwi"}) {
+  for (const char* text :
+       {"the cat is called Pixel", "the dog is called Rex", "the bird is called Kiwi"}) {
     AddOne("ada", text);
   }
   ASSERT_TRUE(service_->WaitIdle().ok());
-  engine_->answer = "an answer that is long enough for going on to be cheaper than starting again from the front";
+  engine_->answer =
+      "an answer that is long enough for going on to be cheaper than starting again from the front";
   std::vector<ChatMessage> messages;
   TokenIds previous;
   for (int turn = 0; turn < 10; ++turn) {
-    messages.push_back({"user", turn % 2 == 0 ? "what is the cat called" : "what is the dog called", ""});
+    messages.push_back(
+        {"user", turn % 2 == 0 ? "what is the cat called" : "what is the dog called", ""});
     ChatRequest request = Ask("ada", "");
     request.messages = messages;
     request.top_k = 1 + turn % 3;
@@ -235,7 +241,8 @@ TEST_F(MemoryServiceTest, TenTurnsKeepEarlierIdsAndRepeatNoFact) {
       EXPECT_TRUE(std::equal(previous.begin(), previous.end(), ids.begin())) << "turn " << turn;
     }
     const std::string prompt = Prompt();
-    EXPECT_EQ(prompt.find("cat is called Pixel"), prompt.rfind("cat is called Pixel")) << "turn " << turn;
+    EXPECT_EQ(prompt.find("cat is called Pixel"), prompt.rfind("cat is called Pixel"))
+        << "turn " << turn;
     previous = ids;
     messages.push_back({"assistant", report->generation.text, ""});
   }
@@ -249,7 +256,8 @@ TEST_F(MemoryServiceTest, EditedHistoryAndDeletedFactsAreComposedAnew) {
   ChatRequest request = Ask("ada", "");
   request.messages = messages;
   ASSERT_TRUE(service_->ChatBlocking(request).ok());
-  request.messages = {{"user", "what is the cat called", ""}, {"assistant", "edited", ""}, {"user", "really", ""}};
+  request.messages = {
+      {"user", "what is the cat called", ""}, {"assistant", "edited", ""}, {"user", "really", ""}};
   ASSERT_TRUE(service_->ChatBlocking(request).ok());
   EXPECT_NE(Prompt().find("edited"), std::string::npos);
 
@@ -276,7 +284,8 @@ TEST_F(MemoryServiceTest, AnotherEmbedderIndexesAgainFromText) {
   Open();
   EXPECT_EQ(service_->Pending()->embeddings, 1);
   ASSERT_TRUE(service_->WaitIdle().ok());
-  const Result<std::vector<SearchHit>> hits = service_->Search(User("ada"), "the cat is called Pixel", 5);
+  const Result<std::vector<SearchHit>> hits =
+      service_->Search(User("ada"), "the cat is called Pixel", 5);
   ASSERT_EQ(hits->size(), 1u);
   EXPECT_GT(hits->front().semantic, 0.5);
 }
@@ -321,7 +330,8 @@ TEST_F(MemoryServiceTest, ConcurrentAddsSearchesChatsAndDeletesAgree) {
       for (int i = 0; i < 15; ++i) {
         AddRequest request;
         request.scope = User(user);
-        request.turns = {{0, "user", "", "worker " + std::to_string(worker) + " fact " + std::to_string(i), 0}};
+        request.turns = {
+            {0, "user", "", "worker " + std::to_string(worker) + " fact " + std::to_string(i), 0}};
         const Result<AddOutcome> outcome = service_->Add(request);
         ASSERT_TRUE(outcome.ok()) << outcome.status().ToString();
         ASSERT_TRUE(service_->ChatBlocking(Ask(user, "fact")).ok());

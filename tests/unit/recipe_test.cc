@@ -16,8 +16,8 @@ Fact MakeFact(std::string text, std::string name = "Ada", TimeMs time = 1'683'41
 }
 
 TEST(RecipeTest, NamesRoundTrip) {
-  for (const char* name : {"bare", "header", "primer", "primer:3", "owner-primer", "owner-primer:30", "window:0",
-                           "window:50", "header-window:5"}) {
+  for (const char* name : {"bare", "header", "primer", "primer:3", "owner-primer",
+                           "owner-primer:30", "window:0", "window:50", "header-window:5"}) {
     const Result<Recipe> recipe = Recipe::Parse(name);
     ASSERT_TRUE(recipe.ok()) << name << ": " << recipe.status().ToString();
     EXPECT_EQ(recipe->Name(), name);
@@ -25,8 +25,8 @@ TEST(RecipeTest, NamesRoundTrip) {
 }
 
 TEST(RecipeTest, BadNamesAreErrorsThatSayWhatIsAllowed) {
-  for (const char* name : {"", "Primer", "window:", "window:-1", "window:201", "window:5x", "bare:1", "primer:999",
-                           "window:99999999999999999999"}) {
+  for (const char* name : {"", "Primer", "window:", "window:-1", "window:201", "window:5x",
+                           "bare:1", "primer:999", "window:99999999999999999999"}) {
     const Result<Recipe> recipe = Recipe::Parse(name);
     ASSERT_FALSE(recipe.ok()) << name;
     EXPECT_EQ(recipe.status().code(), StatusCode::kInvalidArgument);
@@ -43,15 +43,24 @@ TEST(ServedLineTest, FallsBackToTheScopesNameAndThenToTheUser) {
 }
 
 TEST(ServedLineTest, IsOneLineWhateverTheTextHolds) {
-  for (const char* text : {"a\nb", "a\r\n\r\nb", "a\xE2\x80\xA8" "b", "a\xE2\x80\xA9" "b", "a\xC2\x85" "b", "\na\tb\n"}) {
+  for (const char* text : {"a\nb", "a\r\n\r\nb",
+                           "a\xE2\x80\xA8"
+                           "b",
+                           "a\xE2\x80\xA9"
+                           "b",
+                           "a\xC2\x85"
+                           "b",
+                           "\na\tb\n"}) {
     EXPECT_EQ(ServedLine(MakeFact(text, "x", 0), ""), "- x: a b\n") << text;
   }
   EXPECT_EQ(ServedLine(MakeFact(std::string("a\0b", 3), "n\nm", 0), ""), "- n m: a b\n");
-  EXPECT_EQ(ServedLine(MakeFact("- a bullet\n- another", "x", 0), ""), "- x: - a bullet - another\n");
+  EXPECT_EQ(ServedLine(MakeFact("- a bullet\n- another", "x", 0), ""),
+            "- x: - a bullet - another\n");
 }
 
 TEST(ServedLineTest, KeepsOtherUnicode) {
-  EXPECT_EQ(ServedLine(MakeFact("养了一只猫 🐱 مرحبا", "小明", 0), ""), "- 小明: 养了一只猫 🐱 مرحبا\n");
+  EXPECT_EQ(ServedLine(MakeFact("养了一只猫 🐱 مرحبا", "小明", 0), ""),
+            "- 小明: 养了一只猫 🐱 مرحبا\n");
 }
 
 TEST(ServedDateTest, CoversBothSidesOfTheEpoch) {

@@ -28,9 +28,8 @@ class RetrieverTest : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = std::filesystem::path(::testing::TempDir()) /
-              ("retriever_" + std::string(::testing::UnitTest::GetInstance()
-                                              ->current_test_info()
-                                              ->name()));
+              ("retriever_" +
+               std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()));
     std::filesystem::remove_all(folder_);
     CatalogOptions options;
     options.folder = folder_;
@@ -112,8 +111,9 @@ class RetrieverTest : public ::testing::Test {
 };
 
 std::vector<std::string> RandomTexts(int count) {
-  static const char* const kWords[] = {"tea",  "cat",   "Bern",  "piano", "river", "bread", "train",
-                                       "blue", "seven", "winter", "garden", "doctor", "paper", "song"};
+  static const char* const kWords[] = {"tea",    "cat",    "Bern",  "piano", "river",
+                                       "bread",  "train",  "blue",  "seven", "winter",
+                                       "garden", "doctor", "paper", "song"};
   std::vector<std::string> texts;
   std::uint32_t state = 1;
   for (int i = 0; i < count; ++i) {
@@ -363,8 +363,7 @@ TEST_F(RetrieverTest, DropsTheLeastUsedScopeOverItsBudget) {
 
 TEST_F(RetrieverTest, TakesOddQueries) {
   Add("Ana likes tea");
-  for (const std::string& query :
-       {std::string(""), std::string(" \n\t"), std::string("\u3000")}) {
+  for (const std::string& query : {std::string(""), std::string(" \n\t"), std::string("\u3000")}) {
     EXPECT_THAT(Search(Request(query)), IsEmpty());
   }
   for (const std::string& query :
@@ -374,7 +373,8 @@ TEST_F(RetrieverTest, TakesOddQueries) {
   }
   EXPECT_THAT(Search(Request("tea", 0)), IsEmpty());
   EXPECT_EQ(retriever_->Search(Request("tea", -1)).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(retriever_->Search(Request("tea", 10'001)).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(retriever_->Search(Request("tea", 10'001)).status().code(),
+            StatusCode::kInvalidArgument);
   SearchRequest request = Request("tea");
   request.threshold = std::nan("");
   EXPECT_EQ(retriever_->Search(request).status().code(), StatusCode::kInvalidArgument);

@@ -48,7 +48,8 @@ TEST(SequenceCache, GivesRoomByAge) {
   EXPECT_EQ(cache.FindRoom(), 2);
   cache.Occupy(2);
   EXPECT_EQ(cache.FindRoom(), -1);
-  EXPECT_EQ(cache.FindPrefix(Counting(0, 9), "b", 8).sequence, -1) << "running sequences are not shared";
+  EXPECT_EQ(cache.FindPrefix(Counting(0, 9), "b", 8).sequence, -1)
+      << "running sequences are not shared";
   cache.Free(1);
   EXPECT_EQ(cache.FindRoom(), 1);
 }

@@ -14,7 +14,8 @@ StateShape Shape(std::int32_t sections, bool transposed, std::int32_t streams = 
   shape.transposed_values = transposed;
   shape.key_elements = 6;
   shape.value_elements = 4;
-  shape.section_layers = sections == 1 ? std::vector<std::int32_t>{2} : std::vector<std::int32_t>{2, 3};
+  shape.section_layers =
+      sections == 1 ? std::vector<std::int32_t>{2} : std::vector<std::int32_t>{2, 3};
   return shape;
 }
 

@@ -30,7 +30,10 @@ TEST(TextStream, ReleasesWholeCharactersOnly) {
 
 TEST(TextStream, ReplacesWhatIsNoCharacter) {
   TextStream stream({});
-  EXPECT_EQ(stream.Push("a\xff" "b"), "a\xef\xbf\xbd" "b");
+  EXPECT_EQ(stream.Push("a\xff"
+                        "b"),
+            "a\xef\xbf\xbd"
+            "b");
   EXPECT_EQ(stream.Push("\xf0\x9f"), "");
   EXPECT_TRUE(IsValidUtf8(stream.Finish()));
   EXPECT_EQ(stream.Finish(), "");

@@ -15,9 +15,10 @@ Status ValidateComposition(const Composition& composition, std::int32_t vocabula
                            std::int32_t context_tokens) {
   if (composition.ids.empty()) return InvalidArgument("the prompt is empty");
   if (composition.ids.size() >= static_cast<std::size_t>(context_tokens)) {
-    return InvalidArgument("the prompt has " + std::to_string(composition.ids.size()) +
-                           " tokens and the context only " + std::to_string(context_tokens) +
-                           "; serve fewer memories, shorten the conversation or raise context_tokens");
+    return InvalidArgument(
+        "the prompt has " + std::to_string(composition.ids.size()) +
+        " tokens and the context only " + std::to_string(context_tokens) +
+        "; serve fewer memories, shorten the conversation or raise context_tokens");
   }
   for (const TokenId id : composition.ids) {
     if (id < 0 || id >= vocabulary) {
@@ -30,7 +31,8 @@ Status ValidateComposition(const Composition& composition, std::int32_t vocabula
   for (const BlockSpan& span : composition.blocks) {
     if (span.begin < end || span.end <= span.begin ||
         span.end > static_cast<std::int32_t>(composition.ids.size())) {
-      return InvalidArgument("the composition's blocks overlap, are empty or reach beyond the prompt");
+      return InvalidArgument(
+          "the composition's blocks overlap, are empty or reach beyond the prompt");
     }
     end = span.end;
   }

@@ -63,8 +63,9 @@ Status FactBatchEncoder::Check(const EncodeRequest& request) const {
   // The context's cells are shared, but the fact's own come on top.
   if (behind + own > room) {
     return InvalidArgument("a fact of " + std::to_string(own) + " tokens behind " +
-                           std::to_string(behind) + " tokens does not fit the encoding context of " +
-                           std::to_string(room) + " tokens; shorten the fact");
+                           std::to_string(behind) +
+                           " tokens does not fit the encoding context of " + std::to_string(room) +
+                           " tokens; shorten the fact");
   }
   if (window_ > 0 && own > window_) {
     return InvalidArgument("a fact of " + std::to_string(own) +
@@ -115,7 +116,8 @@ void FactBatchEncoder::Cancel(std::span<const KvKey> keys) {
     }
     for (const KvKey& key : keys) stored_.erase(key);
   }
-  for (const Item& item : ended) Report(item, Cancelled("the fact was erased before it was encoded"));
+  for (const Item& item : ended)
+    Report(item, Cancelled("the fact was erased before it was encoded"));
 }
 
 bool FactBatchEncoder::WasStored(const KvKey& key) const {
@@ -199,7 +201,8 @@ void FactBatchEncoder::Requeue(std::vector<Item> batch) {
       }
     }
   }
-  for (const Item& item : ended) Report(item, Cancelled("the fact was erased before it was encoded"));
+  for (const Item& item : ended)
+    Report(item, Cancelled("the fact was erased before it was encoded"));
 }
 
 void FactBatchEncoder::Run() {

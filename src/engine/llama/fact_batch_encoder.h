@@ -21,10 +21,10 @@
 
 namespace inferscale {
 
-/// Owns the encoding context and its thread. Facts with equal context share one computation of it and
-/// are computed side by side, each in a sequence of its own. Gives way to generations, but never for
-/// ever. Thread-safe; outcomes are reported on its thread, under no lock. Destroying it ends what is
-/// left with kCancelled.
+/// Owns the encoding context and its thread. Facts with equal context share one computation of it
+/// and are computed side by side, each in a sequence of its own. Gives way to generations, but
+/// never for ever. Thread-safe; outcomes are reported on its thread, under no lock. Destroying it
+/// ends what is left with kCancelled.
 class FactBatchEncoder {
  public:
   struct Options {

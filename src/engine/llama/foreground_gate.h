@@ -21,7 +21,8 @@ class ForegroundGate {
   }
   bool busy() const { return busy_.load() > 0; }
 
-  /// Waits until nothing runs, `Interrupt` or `Nudge` is called, or the time is over. \return whether idle.
+  /// Waits until nothing runs, `Interrupt` or `Nudge` is called, or the time is over. \return
+  /// whether idle.
   bool WaitIdle(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
     const std::int64_t nudges = nudges_;

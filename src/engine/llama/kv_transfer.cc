@@ -19,7 +19,8 @@ SectionLayout MakeLayout(std::span<std::uint8_t> blob, const StateShape& shape,
                          const StateSection& section, const KvGeometry& geometry) {
   SectionLayout result;
   for (const std::size_t offset : section.key_offset) result.keys.push_back(blob.data() + offset);
-  for (const std::size_t offset : section.value_offset) result.values.push_back(blob.data() + offset);
+  for (const std::size_t offset : section.value_offset)
+    result.values.push_back(blob.data() + offset);
   kernels::PagedLayout& layout = result.layout;
   const std::int64_t element = shape.element_bytes;
   const std::int64_t cells = section.cells();
@@ -98,9 +99,12 @@ Result<std::vector<std::uint8_t>> KvTransfer::Capture(std::span<std::uint8_t> bl
     kernels::CodecView section_view = view;
     section_view.layers = static_cast<std::int32_t>(section.key_offset.size());
     const RopeSpec& spec = rope_->spec();
-    const kernels::RopeTable table{rope_->cos_sin().data(), spec.layer_group.data() + first_layer,
-                                   static_cast<std::int32_t>(spec.groups.size()), rope_->positions(),
-                                   spec.width, spec.pairing};
+    const kernels::RopeTable table{rope_->cos_sin().data(),
+                                   spec.layer_group.data() + first_layer,
+                                   static_cast<std::int32_t>(spec.groups.size()),
+                                   rope_->positions(),
+                                   spec.width,
+                                   spec.pairing};
     const kernels::KernelStatus status = kernels::Capture(section_view, table, layout, &fact, 1);
     if (status != kernels::KernelStatus::kOk) return KernelError(status, "capture");
     first_layer += section_view.layers;
@@ -110,7 +114,8 @@ Result<std::vector<std::uint8_t>> KvTransfer::Capture(std::span<std::uint8_t> bl
 
 Status KvTransfer::Inject(std::span<std::uint8_t> blob, const ParsedState& state,
                           std::span<const BlockUse> uses) const {
-  if (state.shape.layers() != geometry_.layers) return Internal("the state has a wrong layer count");
+  if (state.shape.layers() != geometry_.layers)
+    return Internal("the state has a wrong layer count");
   std::int32_t first_layer = 0;
   const RopeSpec& spec = rope_->spec();
   for (const StateSection& section : state.sections) {
@@ -119,9 +124,12 @@ Status KvTransfer::Inject(std::span<std::uint8_t> blob, const ParsedState& state
     if (section.cells() == 0) return InvalidArgument("a state without cells takes no block");
     const std::int32_t begin = section.positions.front();
     const std::int32_t end = begin + section.cells();
-    const kernels::RopeTable table{rope_->cos_sin().data(), spec.layer_group.data() + first_layer,
-                                   static_cast<std::int32_t>(spec.groups.size()), rope_->positions(),
-                                   spec.width, spec.pairing};
+    const kernels::RopeTable table{rope_->cos_sin().data(),
+                                   spec.layer_group.data() + first_layer,
+                                   static_cast<std::int32_t>(spec.groups.size()),
+                                   rope_->positions(),
+                                   spec.width,
+                                   spec.pairing};
     // Neighbours with one codec go in one call.
     std::vector<kernels::FactDescriptor> facts;
     for (std::size_t i = 0; i < uses.size();) {

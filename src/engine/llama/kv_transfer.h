@@ -20,8 +20,8 @@ struct BlockUse {
   std::int32_t position = 0;  ///< of the first one
 };
 
-/// Moves KV between blocks and sequence states. Layers are numbered as states hold them: full attention
-/// first, then sliding windows. Immutable; thread-safe.
+/// Moves KV between blocks and sequence states. Layers are numbered as states hold them: full
+/// attention first, then sliding windows. Immutable; thread-safe.
 class KvTransfer {
  public:
   KvTransfer(KvGeometry geometry, std::shared_ptr<const RopeTables> rope)

@@ -47,16 +47,19 @@ class FingerprintBuilder {
 Status CheckServable(const LlamaModel& model) {
   const std::string name = "model file " + model.path().string();
   if (llama_model_has_encoder(model.get()) && !llama_model_has_decoder(model.get())) {
-    return Unsupported(name + " is an encoder, not a chat model; pass a causal language model's GGUF file");
+    return Unsupported(
+        name + " is an encoder, not a chat model; pass a causal language model's GGUF file");
   }
   if (llama_model_has_encoder(model.get())) {
-    return Unsupported(name + " is an encoder-decoder model; pass a causal language model's GGUF file");
+    return Unsupported(name +
+                       " is an encoder-decoder model; pass a causal language model's GGUF file");
   }
   if (llama_model_is_diffusion(model.get()) ||
       (model.metadata().Integer("attention.causal", 1) == 0 &&
        model.metadata().architecture.find("bert") != std::string::npos)) {
-    return Unsupported(name + " does not generate text token by token; pass a causal language model's "
-                              "GGUF file");
+    return Unsupported(name +
+                       " does not generate text token by token; pass a causal language model's "
+                       "GGUF file");
   }
   return OkStatus();
 }
@@ -80,7 +83,8 @@ struct LlamaEngine::Impl {
   double relocation_error = 0;
   std::unique_ptr<KvStore> store;
   std::shared_ptr<ForegroundGate> gate = std::make_shared<ForegroundGate>();
-  // Threads last, so that they end before what they use; serving first, because it may ask the encoder.
+  // Threads last, so that they end before what they use; serving first, because it may ask the
+  // encoder.
   std::unique_ptr<FactBatchEncoder> encoder;
   std::unique_ptr<ServingLoop> serving;
 
@@ -126,8 +130,9 @@ Status LlamaEngine::Impl::ComputeFingerprint() {
                           std::to_string(rope.yarn_beta_fast) + " " +
                           std::to_string(rope.yarn_beta_slow) + " " +
                           std::to_string(rope.yarn_original_context));
-  builder.Add("geometry", std::to_string(geometry.layers) + " " + std::to_string(geometry.kv_heads) + " " +
-                              std::to_string(geometry.key_dim) + " " + std::to_string(geometry.value_dim));
+  builder.Add("geometry",
+              std::to_string(geometry.layers) + " " + std::to_string(geometry.kv_heads) + " " +
+                  std::to_string(geometry.key_dim) + " " + std::to_string(geometry.value_dim));
   fingerprint = builder.Finish();
   return OkStatus();
 }
@@ -157,7 +162,8 @@ Status LlamaEngine::Impl::Start() {
   Status usable = probed.status();
   if (probed.ok()) {
     probe = std::move(*probed);
-    INFERSCALE_ASSIGN_OR_RETURN(encoding_context, LlamaContext::Create(model, ContextOptions(true)));
+    INFERSCALE_ASSIGN_OR_RETURN(encoding_context,
+                                LlamaContext::Create(model, ContextOptions(true)));
     const TokenId token = ProbeToken(*tokenizer);
     const Result<StateShape> shape =
         CheckStateFormat(*encoding_context, probe.sections, {token, token, token});
@@ -171,8 +177,8 @@ Status LlamaEngine::Impl::Start() {
   if (usable.ok()) {
     geometry = probe.geometry;
     relocation_error = probe.relocation_error;
-    const std::int32_t positions = std::max(serving_context->tokens_per_sequence(),
-                                            encoding_context->tokens_per_sequence());
+    const std::int32_t positions =
+        std::max(serving_context->tokens_per_sequence(), encoding_context->tokens_per_sequence());
     INFERSCALE_ASSIGN_OR_RETURN(const auto tables, RopeTables::Create(probe.rope, positions));
     transfer = std::make_shared<const KvTransfer>(geometry, tables);
   } else {
@@ -218,7 +224,9 @@ Status LlamaEngine::Impl::Start() {
   loop.injection.transfer = transfer;
   loop.injection.shape = probe.shape;
   loop.injection.window = window;
-  loop.injection.was_stored = [this](const KvKey& key) { return encoder && encoder->WasStored(key); };
+  loop.injection.was_stored = [this](const KvKey& key) {
+    return encoder && encoder->WasStored(key);
+  };
   serving = std::make_unique<ServingLoop>(std::move(loop));
   return OkStatus();
 }
@@ -239,7 +247,9 @@ Result<std::shared_ptr<Engine>> MakeLlamaEngine(const LlamaEngineOptions& option
   return std::shared_ptr<Engine>(std::move(engine));
 }
 
-TokenIds LlamaEngine::Tokenize(std::string_view text) const { return impl_->tokenizer->Tokenize(text); }
+TokenIds LlamaEngine::Tokenize(std::string_view text) const {
+  return impl_->tokenizer->Tokenize(text);
+}
 
 std::string LlamaEngine::Detokenize(std::span<const TokenId> ids) const {
   return impl_->tokenizer->Detokenize(ids);
@@ -315,7 +325,8 @@ std::vector<KvTier> LlamaEngine::Presence(std::span<const KvKey> keys) const {
   return impl_->store->Presence(keys);
 }
 
-Status LlamaEngine::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) {
+Status LlamaEngine::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag,
+                          std::uint64_t epoch) {
   // First the fence: a block finished after the removal would bring the text back.
   impl_->store->FenceScope(scope_tag, epoch);
   if (impl_->encoder) impl_->encoder->Cancel(keys);

@@ -10,12 +10,12 @@
 
 namespace inferscale {
 
-/// llama.cpp in this process. Guarantees what engine.h says; a model whose KV cannot be moved exactly
-/// still serves, with facts as text (capabilities().kv_refusal says why).
+/// llama.cpp in this process. Guarantees what engine.h says; a model whose KV cannot be moved
+/// exactly still serves, with facts as text (capabilities().kv_refusal says why).
 class LlamaEngine final : public Engine {
  public:
-  /// Plans memory, loads the model, measures its rotation and checks relocation. Errors say which file
-  /// or limit is at fault and what to do.
+  /// Plans memory, loads the model, measures its rotation and checks relocation. Errors say which
+  /// file or limit is at fault and what to do.
   static Result<std::unique_ptr<LlamaEngine>> Create(const LlamaEngineOptions& options);
   ~LlamaEngine() override;
 

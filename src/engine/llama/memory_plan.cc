@@ -35,7 +35,8 @@ std::int64_t KvTokenBytes(const GgufMetadata& metadata, std::int32_t element_byt
   const std::int64_t layers = metadata.Integer("block_count", 1);
   const std::int64_t heads = std::max<std::int64_t>(1, metadata.Integer("attention.head_count", 1));
   std::int64_t kv_heads = metadata.Integer("attention.head_count_kv", heads);
-  if (const auto per_layer = metadata.arrays.find(metadata.architecture + ".attention.head_count_kv");
+  if (const auto per_layer =
+          metadata.arrays.find(metadata.architecture + ".attention.head_count_kv");
       per_layer != metadata.arrays.end()) {
     kv_heads = *std::max_element(per_layer->second.begin(), per_layer->second.end());
   }
@@ -58,8 +59,8 @@ Result<MemoryPlan> PlanMemory(const GgufMetadata& metadata, const LlamaEngineOpt
   if (options.context_tokens < 0 || options.threads < 0 || options.threads > 1024) {
     return InvalidArgument("context tokens and threads cannot be negative");
   }
-  const auto trained = static_cast<std::int32_t>(
-      std::clamp<std::int64_t>(metadata.Integer("context_length", kDefaultContextTokens), 64, 1 << 26));
+  const auto trained = static_cast<std::int32_t>(std::clamp<std::int64_t>(
+      metadata.Integer("context_length", kDefaultContextTokens), 64, 1 << 26));
   MemoryPlan plan;
   plan.context_tokens = options.context_tokens > 0 ? std::min(options.context_tokens, trained)
                                                    : std::min(kDefaultContextTokens, trained);
@@ -80,8 +81,7 @@ Result<MemoryPlan> PlanMemory(const GgufMetadata& metadata, const LlamaEngineOpt
   const std::int64_t feed_forward = metadata.Integer("feed_forward_length", 4 * embedding);
   const auto fill = [&] {
     plan.weights_bytes = metadata.file_bytes;
-    plan.serving_kv_bytes =
-        token_bytes * RoundUp(plan.context_tokens) * plan.parallel_sequences;
+    plan.serving_kv_bytes = token_bytes * RoundUp(plan.context_tokens) * plan.parallel_sequences;
     plan.encoding_kv_bytes = token_bytes * RoundUp(plan.encoding_tokens);
     const std::int64_t batch = plan.batch_tokens;
     // Attention scores and mask, activations, and logits of every sequence, in f32, two contexts.

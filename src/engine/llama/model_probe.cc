@@ -61,8 +61,9 @@ std::vector<float> Rows(std::span<const std::uint8_t> blob, const ParsedState& s
   for (const StateSection& section : state.sections) {
     for (const std::size_t offset : keys ? section.key_offset : section.value_offset) {
       for (std::int32_t i = 0; i < elements; ++i) {
-        rows.push_back(ReadElement(blob.data() + offset + std::size_t(i) * state.shape.element_bytes,
-                                   state.shape.element_type));
+        rows.push_back(
+            ReadElement(blob.data() + offset + std::size_t(i) * state.shape.element_bytes,
+                        state.shape.element_type));
       }
     }
   }
@@ -75,12 +76,14 @@ Result<KvGeometry> GeometryOf(const LlamaModel& model, const StateShape& shape) 
   KvGeometry geometry;
   geometry.layers = shape.layers();
   geometry.kv_heads = llama_model_n_head_kv(model.get());
-  const std::int64_t head_dim = llama_model_n_embd(model.get()) / std::max(1, llama_model_n_head(model.get()));
+  const std::int64_t head_dim =
+      llama_model_n_embd(model.get()) / std::max(1, llama_model_n_head(model.get()));
   const auto key_dim = metadata.Integer("attention.key_length", head_dim);
   const auto value_dim = metadata.Integer("attention.value_length", head_dim);
   if (geometry.kv_heads < 1 || key_dim * geometry.kv_heads != shape.key_elements ||
       value_dim * geometry.kv_heads != shape.value_elements) {
-    return Unsupported("the sizes of the model's keys and values are not those its description gives");
+    return Unsupported(
+        "the sizes of the model's keys and values are not those its description gives");
   }
   geometry.key_dim = static_cast<std::int32_t>(key_dim);
   geometry.value_dim = static_cast<std::int32_t>(value_dim);
@@ -93,25 +96,31 @@ std::optional<std::string> KvRefusal(const LlamaModel& model) {
   const GgufMetadata& metadata = model.metadata();
   const std::string& architecture = metadata.architecture;
   const auto tensor_named = [&](const std::string& part) {
-    return std::any_of(metadata.tensors.begin(), metadata.tensors.end(),
-                       [&](const std::string& name) { return name.find(part) != std::string::npos; });
+    return std::any_of(
+        metadata.tensors.begin(), metadata.tensors.end(),
+        [&](const std::string& name) { return name.find(part) != std::string::npos; });
   };
-  if (llama_model_is_recurrent(model.get())) return "the model is recurrent: it has no keys and values";
+  if (llama_model_is_recurrent(model.get()))
+    return "the model is recurrent: it has no keys and values";
   if (llama_model_is_hybrid(model.get())) return "the model mixes attention with recurrent layers";
   if (metadata.Integer("attention.causal", 1) == 0) return "the model's attention is not causal";
   switch (llama_model_rope_type(model.get())) {
     case LLAMA_ROPE_TYPE_NORM:
-    case LLAMA_ROPE_TYPE_NEOX: break;
-    case LLAMA_ROPE_TYPE_NONE: return "the model has no rotary positions, so its keys cannot be moved";
-    default: return "the model gives a token several positions (M-RoPE)";
+    case LLAMA_ROPE_TYPE_NEOX:
+      break;
+    case LLAMA_ROPE_TYPE_NONE:
+      return "the model has no rotary positions, so its keys cannot be moved";
+    default:
+      return "the model gives a token several positions (M-RoPE)";
   }
   if (tensor_named("rope_factors_long") || tensor_named("rope_factors_short")) {
     return "the model's rotation depends on the length of the context (LongRoPE)";
   }
   if (const auto scaling = metadata.strings.find(architecture + ".rope.scaling.type");
-      scaling != metadata.strings.end() && scaling->second != "none" && scaling->second != "linear" &&
-      scaling->second != "yarn") {
-    return "the model's rotation scaling '" + scaling->second + "' may depend on the length of a step";
+      scaling != metadata.strings.end() && scaling->second != "none" &&
+      scaling->second != "linear" && scaling->second != "yarn") {
+    return "the model's rotation scaling '" + scaling->second +
+           "' may depend on the length of a step";
   }
   if (metadata.HasKeyContaining("per_layer_input") || tensor_named("per_layer_token_embd")) {
     return "the model feeds embeddings into every layer, which its saved state does not cover";
@@ -122,8 +131,8 @@ std::optional<std::string> KvRefusal(const LlamaModel& model) {
   if (architecture == "llama4") return "the model attends in chunks of the context";
   if (const auto per_layer = metadata.arrays.find(architecture + ".attention.head_count_kv");
       per_layer != metadata.arrays.end() &&
-      std::adjacent_find(per_layer->second.begin(), per_layer->second.end(), std::not_equal_to<>()) !=
-          per_layer->second.end()) {
+      std::adjacent_find(per_layer->second.begin(), per_layer->second.end(),
+                         std::not_equal_to<>()) != per_layer->second.end()) {
     return "the model's layers have different numbers of heads";
   }
   for (const char* part : {"key_length", "value_length"}) {
@@ -152,7 +161,8 @@ Result<StateShape> CheckStateFormat(LlamaContext& context, std::int32_t sections
   INFERSCALE_ASSIGN_OR_RETURN(const ParsedState state, ParseState(blob, sections));
   const auto count = static_cast<std::int32_t>(tokens.size());
   for (const StateSection& section : state.sections) {
-    if (section.cells() != count) return Unsupported("the engine's state does not hold every token");
+    if (section.cells() != count)
+      return Unsupported("the engine's state does not hold every token");
   }
   const std::vector<CellRange> ranges(static_cast<std::size_t>(sections), CellRange{0, count});
   RawBuffer rebuilt;
@@ -162,7 +172,8 @@ Result<StateShape> CheckStateFormat(LlamaContext& context, std::int32_t sections
     return Unsupported("the engine's state has another layout than the one this program writes");
   }
   for (std::int32_t s = 0; s < sections; ++s) {
-    const std::size_t key_bytes = std::size_t(count) * state.shape.key_elements * state.shape.element_bytes;
+    const std::size_t key_bytes =
+        std::size_t(count) * state.shape.key_elements * state.shape.element_bytes;
     const std::size_t value_bytes =
         std::size_t(count) * state.shape.value_elements * state.shape.element_bytes;
     for (std::size_t layer = 0; layer < state.sections[s].key_offset.size(); ++layer) {
@@ -182,7 +193,8 @@ Result<StateShape> CheckStateFormat(LlamaContext& context, std::int32_t sections
 
 Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, const RopeSpec& rope,
                                  TokenId token) {
-  INFERSCALE_ASSIGN_OR_RETURN(const auto tables, RopeTables::Create(rope, kRelocationTablePositions));
+  INFERSCALE_ASSIGN_OR_RETURN(const auto tables,
+                              RopeTables::Create(rope, kRelocationTablePositions));
   const KvTransfer transfer(probe.geometry, tables);
   std::vector<std::uint8_t> blob;
   INFERSCALE_ASSIGN_OR_RETURN(const ParsedState origin,
@@ -193,7 +205,8 @@ Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, co
   info.geometry = probe.geometry;
   info.codec = KvCodec::kF32;
   info.tokens = {token};
-  INFERSCALE_ASSIGN_OR_RETURN(const auto block, KvBlock::Create(std::move(info), std::move(payload)));
+  INFERSCALE_ASSIGN_OR_RETURN(const auto block,
+                              KvBlock::Create(std::move(info), std::move(payload)));
   double worst = 0;
   for (const std::int32_t by : kRelocateBy) {
     const std::int32_t position = kRelocateFrom + by;
@@ -201,7 +214,8 @@ Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, co
                                 LoneToken(context, token, position, probe.sections, blob));
     const std::vector<float> expected_keys = Rows(blob, expected_state, true);
     const std::vector<float> expected_values = Rows(blob, expected_state, false);
-    const std::vector<CellRange> ranges(static_cast<std::size_t>(probe.sections), CellRange{position, 1});
+    const std::vector<CellRange> ranges(static_cast<std::size_t>(probe.sections),
+                                        CellRange{position, 1});
     RawBuffer moved;
     INFERSCALE_ASSIGN_OR_RETURN(const ParsedState moved_state,
                                 LayOutState(expected_state.shape, ranges, 0, moved));
@@ -219,8 +233,10 @@ Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, co
         error = std::max(error, std::fabs(double{expected_keys[i]} - keys[i]));
       }
       if (!std::isfinite(error)) return Unsupported("the model's keys are not finite");
-      if (largest > 0) worst = std::max(worst, error / largest);
-      else if (error > 0) worst = std::max(worst, 1.0);
+      if (largest > 0)
+        worst = std::max(worst, error / largest);
+      else if (error > 0)
+        worst = std::max(worst, 1.0);
     }
   }
   return worst;

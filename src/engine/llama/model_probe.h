@@ -23,20 +23,22 @@ inline constexpr double kRelocationTolerance = 4e-3;
 struct KvProbe {
   KvGeometry geometry;
   RopeSpec rope;
-  StateShape shape;                  ///< of the probed context; `streams` differs between contexts
+  StateShape shape;  ///< of the probed context; `streams` differs between contexts
   std::int32_t sections = 1;
   double relocation_error = 0;
 };
 
-/// Why the KV of this model cannot be moved exactly, as far as its description tells; nothing: it may.
+/// Why the KV of this model cannot be moved exactly, as far as its description tells; nothing: it
+/// may.
 std::optional<std::string> KvRefusal(const LlamaModel& model);
 
-/// Learns the state format, measures the rotation and checks relocation, by decoding single tokens in
-/// `context`, which is empty before and after. kUnsupported says why KV cannot be used.
+/// Learns the state format, measures the rotation and checks relocation, by decoding single tokens
+/// in `context`, which is empty before and after. kUnsupported says why KV cannot be used.
 Result<KvProbe> ProbeModel(LlamaContext& context, TokenId token);
 
 /// The relocation check alone: KV captured at one position and injected at others must be what the
-/// engine has there. \return the largest relative error of the keys; kUnsupported when values differ.
+/// engine has there. \return the largest relative error of the keys; kUnsupported when values
+/// differ.
 Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, const RopeSpec& rope,
                                  TokenId token);
 

@@ -25,7 +25,8 @@ std::string PromptInjector::ReasonAbsent(const KvKey& key) const {
   return options_.was_stored && options_.was_stored(key) ? "evicted" : "not_ready";
 }
 
-PromptInjector::Prepared PromptInjector::Prepare(const Composition& composition, std::int32_t limit) {
+PromptInjector::Prepared PromptInjector::Prepare(const Composition& composition,
+                                                 std::int32_t limit) {
   Prepared prepared;
   if (const std::string off = WhyOff(composition); !off.empty()) {
     prepared.plan.fallbacks.Add(off, static_cast<std::int32_t>(composition.blocks.size()));
@@ -44,9 +45,9 @@ PromptInjector::Prepared PromptInjector::Prepare(const Composition& composition,
     prepared.pins.push_back(std::move(*pin));
     return {"", prepared.pins.back()->info().tokens};
   };
-  prepared.plan = MatchComposition(
-      composition, limit, acquire,
-      [&](std::size_t i) { return ReasonAbsent(composition.blocks[i].key); });
+  prepared.plan = MatchComposition(composition, limit, acquire, [&](std::size_t i) {
+    return ReasonAbsent(composition.blocks[i].key);
+  });
   return prepared;
 }
 
@@ -62,7 +63,8 @@ FallbackCounter PromptInjector::ReasonsBeyond(const Composition& composition,
   return fallbacks;
 }
 
-Status PromptInjector::Write(LlamaContext& context, std::int32_t sequence, const Prepared& prepared) {
+Status PromptInjector::Write(LlamaContext& context, std::int32_t sequence,
+                             const Prepared& prepared) {
   const std::int32_t covered = prepared.plan.covered;
   // A sliding-window layer holds only what a next token can still see.
   std::vector<CellRange> ranges(options_.shape.section_layers.size(), CellRange{0, covered});

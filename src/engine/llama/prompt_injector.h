@@ -16,16 +16,16 @@
 
 namespace inferscale {
 
-/// Finds the blocks of a prompt and writes them into an empty sequence of the serving context. Owned
-/// and used by the serving thread alone.
+/// Finds the blocks of a prompt and writes them into an empty sequence of the serving context.
+/// Owned and used by the serving thread alone.
 class PromptInjector {
  public:
   struct Options {
-    KvStore* store = nullptr;                         ///< null: nothing is injected
-    std::shared_ptr<const KvTransfer> transfer;       ///< null: nothing is injected
-    StateShape shape;                                 ///< of the serving context
-    std::int32_t window = 0;                          ///< sliding window in tokens; 0: none
-    std::function<bool(const KvKey&)> was_stored;     ///< told apart: "evicted" from "not_ready"
+    KvStore* store = nullptr;                      ///< null: nothing is injected
+    std::shared_ptr<const KvTransfer> transfer;    ///< null: nothing is injected
+    StateShape shape;                              ///< of the serving context
+    std::int32_t window = 0;                       ///< sliding window in tokens; 0: none
+    std::function<bool(const KvKey&)> was_stored;  ///< told apart: "evicted" from "not_ready"
   };
   explicit PromptInjector(Options options) : options_(std::move(options)) {}
 
@@ -36,7 +36,8 @@ class PromptInjector {
   };
   /// At most `limit` tokens.
   Prepared Prepare(const Composition& composition, std::int32_t limit);
-  /// Reasons for blocks that reach beyond the first `covered` tokens, when those come from elsewhere.
+  /// Reasons for blocks that reach beyond the first `covered` tokens, when those come from
+  /// elsewhere.
   FallbackCounter ReasonsBeyond(const Composition& composition, std::int32_t covered) const;
 
   /// Writes what was prepared into `sequence`, which is empty, and stays so on an error.

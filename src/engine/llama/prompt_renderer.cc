@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kMaxMessages = 9999;
 constexpr std::size_t kMaxCachedSkeletons = 256;
 constexpr const char* kChatMl =
-    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content "
+    "}}<|im_end|>\n"
     "{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
 
 constexpr std::string_view kSentinelHead = "QzTextOfMessage";
@@ -111,8 +112,10 @@ Result<std::string> PromptRenderer::RenderText(const std::vector<TemplateMessage
   INFERSCALE_ASSIGN_OR_RETURN(std::string text, template_->Render(messages));
   // A template may drop a message without a word; that is as bad as refusing it.
   for (const TemplateMessage& message : messages) {
-    if (!message.content.empty() && text.find(TrimWhitespace(message.content)) == std::string::npos) {
-      return InvalidArgument("the chat template has no place for a message of role " + message.role);
+    if (!message.content.empty() &&
+        text.find(TrimWhitespace(message.content)) == std::string::npos) {
+      return InvalidArgument("the chat template has no place for a message of role " +
+                             message.role);
     }
   }
   return text;
@@ -173,9 +176,8 @@ Result<PromptRenderer::Skeleton> PromptRenderer::MakeSkeleton(
   std::vector<TemplateMessage> messages;
   for (std::size_t i = 0; i < roles.size(); ++i) messages.push_back({roles[i], Sentinel(i)});
   const bool leads_with_system = roles.front() == "system";
-  Result<std::string> text = leads_with_system && !system_role_
-                                 ? RenderText(Merged(roles, true))
-                                 : RenderText(messages);
+  Result<std::string> text =
+      leads_with_system && !system_role_ ? RenderText(Merged(roles, true)) : RenderText(messages);
   if (!text.ok()) text = RenderText(Merged(roles, leads_with_system && !system_role_));
   if (!text.ok()) return text.status();
 
@@ -185,8 +187,10 @@ Result<PromptRenderer::Skeleton> PromptRenderer::MakeSkeleton(
     const std::size_t at = text->find(kSentinelHead, from);
     std::size_t which = 0;
     if (at != std::string::npos) {
-      which = static_cast<std::size_t>(std::strtoul(text->c_str() + at + kSentinelHead.size(), nullptr, 10));
-      if (which >= roles.size() || text->compare(at, Sentinel(which).size(), Sentinel(which)) != 0) {
+      which = static_cast<std::size_t>(
+          std::strtoul(text->c_str() + at + kSentinelHead.size(), nullptr, 10));
+      if (which >= roles.size() ||
+          text->compare(at, Sentinel(which).size(), Sentinel(which)) != 0) {
         return Internal("the chat template changed a message's text");
       }
     }

@@ -15,9 +15,9 @@
 
 namespace inferscale {
 
-/// Renders conversations to token ids. The template only ever sees sentinels in the place of message
-/// texts; the output is cut there, so that no text can become a special token or change the skeleton.
-/// Thread-safe.
+/// Renders conversations to token ids. The template only ever sees sentinels in the place of
+/// message texts; the output is cut there, so that no text can become a special token or change the
+/// skeleton. Thread-safe.
 class PromptRenderer {
  public:
   /// Falls back to ChatML, or to plain "User: …" lines, when the model has no usable template.
@@ -32,7 +32,9 @@ class PromptRenderer {
 
  private:
   enum class Trim { kNone, kLineBreaks, kWhitespace };
-  struct TrimRule { Trim left = Trim::kNone, right = Trim::kNone; };
+  struct TrimRule {
+    Trim left = Trim::kNone, right = Trim::kNone;
+  };
   /// The template's own text around the messages' places. pieces.size() = places.size() + 1.
   struct Skeleton {
     std::vector<TokenIds> pieces;

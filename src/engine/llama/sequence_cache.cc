@@ -45,9 +45,8 @@ std::int32_t SequenceCache::FindRoom() const {
 void SequenceCache::Keep(std::int32_t sequence, TokenIds ids, std::string salt,
                          std::vector<std::uint64_t> scope_tags, std::vector<std::int32_t> starts,
                          std::int32_t prompt_tokens) {
-  slots_[sequence] = {State::kCached,        std::move(ids),    std::move(salt),
-                      std::move(scope_tags), std::move(starts), prompt_tokens,
-                      ++uses_};
+  slots_[sequence] = {State::kCached,    std::move(ids), std::move(salt), std::move(scope_tags),
+                      std::move(starts), prompt_tokens,  ++uses_};
 }
 
 std::vector<std::int32_t> SequenceCache::CachedOf(std::uint64_t scope_tag) const {

@@ -35,9 +35,11 @@ class SequenceCache {
     slots_[sequence].state = State::kRunning;
   }
   /// Keeps a finished sequence. \param ids tokens whose KV it holds, in order
-  /// \param starts positions where computed runs of the prompt began \param prompt_tokens its length
-  void Keep(std::int32_t sequence, TokenIds ids, std::string salt, std::vector<std::uint64_t> scope_tags,
-            std::vector<std::int32_t> starts, std::int32_t prompt_tokens);
+  /// \param starts positions where computed runs of the prompt began \param prompt_tokens its
+  /// length
+  void Keep(std::int32_t sequence, TokenIds ids, std::string salt,
+            std::vector<std::uint64_t> scope_tags, std::vector<std::int32_t> starts,
+            std::int32_t prompt_tokens);
   void Free(std::int32_t sequence) { slots_[sequence] = {}; }
   /// Cached sequences of a scope.
   std::vector<std::int32_t> CachedOf(std::uint64_t scope_tag) const;

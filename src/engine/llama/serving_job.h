@@ -71,7 +71,7 @@ struct ServingJob {
   std::optional<SteadyClock::time_point> deadline;
   std::shared_ptr<ServingGeneration> handle;
   SteadyClock::time_point submitted;
-  Status rejected;                   ///< not ok: the request is wrong, only on_done is due
+  Status rejected;  ///< not ok: the request is wrong, only on_done is due
 
   /// Scoring: tokens whose probabilities are wanted; nothing is sampled.
   TokenIds continuation;
@@ -81,12 +81,13 @@ struct ServingJob {
   std::unique_ptr<TokenSampler> sampler;
   std::unique_ptr<TextStream> stream;
   std::int32_t sequence = -1;
-  TokenIds tokens;                   ///< the prompt and what follows it, in order
-  std::int32_t computed_to = 0;      ///< tokens [0, computed_to) have KV
+  TokenIds tokens;               ///< the prompt and what follows it, in order
+  std::int32_t computed_to = 0;  ///< tokens [0, computed_to) have KV
   std::int32_t prompt_tokens = 0;
   std::vector<std::int32_t> starts;  ///< where computed runs of the prompt began
   bool drop_sequence = false;        ///< its scope was erased meanwhile
-  std::vector<std::pair<std::int32_t, std::int32_t>> outputs;  ///< (batch index, token) of this step
+  std::vector<std::pair<std::int32_t, std::int32_t>>
+      outputs;  ///< (batch index, token) of this step
   GenerationReport report;
   FallbackCounter fallbacks;
   ScoreReport score;

@@ -13,8 +13,8 @@ namespace {
 constexpr double kSliceSeconds = 0.05;
 constexpr double kLongStepSeconds = 0.1;
 constexpr std::int32_t kSmallestSlice = 16;
-/// A prompt's last computed run is this short, so that the same prompt, found in the cache, can repeat
-/// that run exactly at little cost.
+/// A prompt's last computed run is this short, so that the same prompt, found in the cache, can
+/// repeat that run exactly at little cost.
 constexpr std::int32_t kTailTokens = 32;
 
 double Milliseconds(SteadyClock::duration duration) {
@@ -151,7 +151,8 @@ void ServingLoop::EndCancelled() {
     if (!job.rejected.ok()) {
       End(job, FinishReason::kError, job.rejected);
     } else if (job.handle->cancelled()) {
-      End(job, FinishReason::kCancelled, job.scoring() ? Cancelled("scoring was cancelled") : OkStatus());
+      End(job, FinishReason::kCancelled,
+          job.scoring() ? Cancelled("scoring was cancelled") : OkStatus());
     } else if (job.deadline && now >= *job.deadline) {
       End(job, FinishReason::kDeadline,
           job.scoring() ? DeadlineExceeded("scoring took too long") : OkStatus());
@@ -163,8 +164,8 @@ void ServingLoop::EndCancelled() {
   for (auto& job : active_) check(*job);
   std::erase_if(queue_, [](const auto& job) { return job->handle == nullptr; });
   Sweep();
-  nearest_deadline_ = nearest == SteadyClock::time_point::max() ? INT64_MAX
-                                                                : nearest.time_since_epoch().count();
+  nearest_deadline_ =
+      nearest == SteadyClock::time_point::max() ? INT64_MAX : nearest.time_since_epoch().count();
 }
 
 void ServingLoop::Sweep() {
@@ -268,7 +269,8 @@ void ServingLoop::Step() {
       for (; taken < count; ++taken) {
         const std::int32_t index = job->computed_to + taken;
         // Logits are wanted behind the last known token, or from the prompt's last on when scoring.
-        const bool output = job->scoring() ? index >= job->prompt_tokens - 1 : index + 1 == job->known();
+        const bool output =
+            job->scoring() ? index >= job->prompt_tokens - 1 : index + 1 == job->known();
         if (output && outputs_left == 0) break;
         if (output) {
           --outputs_left;
@@ -325,7 +327,8 @@ void ServingLoop::AfterStep(ServingJob& job) {
       End(job, FinishReason::kError, Internal("the engine gave no logits for a token"));
       return;
     }
-    if (job.report.ttft_ms == 0) job.report.ttft_ms = Milliseconds(SteadyClock::now() - job.submitted);
+    if (job.report.ttft_ms == 0)
+      job.report.ttft_ms = Milliseconds(SteadyClock::now() - job.submitted);
     if (job.scoring()) {
       AfterScored(job, index, token);
     } else {

@@ -22,8 +22,8 @@
 namespace inferscale {
 
 /// Owns the serving context and the one thread that uses it: continuous batching of all running
-/// generations. Thread-safe. Callbacks run on that thread, under no lock. Destroying it cancels what
-/// is left.
+/// generations. Thread-safe. Callbacks run on that thread, under no lock. Destroying it cancels
+/// what is left.
 class ServingLoop {
  public:
   struct Options {
@@ -32,14 +32,15 @@ class ServingLoop {
     PromptInjector::Options injection;
     std::shared_ptr<ForegroundGate> gate;
     std::int32_t window = 0;  ///< of the model's sliding-window layers; 0: none
-    bool removable = true;  ///< parts of a sequence can be removed (not in a recurrent model)
+    bool removable = true;    ///< parts of a sequence can be removed (not in a recurrent model)
   };
   explicit ServingLoop(Options options);
   ~ServingLoop();
 
   /// Takes a job whose request part is filled in and checked.
   std::shared_ptr<Generation> Submit(std::unique_ptr<ServingJob> job);
-  /// Forgets cached sequences of a scope; running generations of it finish but leave nothing behind.
+  /// Forgets cached sequences of a scope; running generations of it finish but leave nothing
+  /// behind.
   void DropScope(std::uint64_t scope_tag);
 
  private:

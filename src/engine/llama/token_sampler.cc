@@ -25,13 +25,16 @@ using SamplerPtr = std::unique_ptr<llama_sampler, SamplerFree>;
 
 Status ValidateSampling(const Sampling& sampling) {
   const auto bad = [](const char* name, double value, const char* range) {
-    return InvalidArgument(std::string(name) + " must be " + range + ", not " + std::to_string(value));
+    return InvalidArgument(std::string(name) + " must be " + range + ", not " +
+                           std::to_string(value));
   };
   if (!(sampling.temperature >= 0 && sampling.temperature <= 100)) {
     return bad("temperature", sampling.temperature, "0 to 100");
   }
-  if (!(sampling.top_p > 0 && sampling.top_p <= 1)) return bad("top_p", sampling.top_p, "above 0, at most 1");
-  if (!(sampling.min_p >= 0 && sampling.min_p < 1)) return bad("min_p", sampling.min_p, "0 to below 1");
+  if (!(sampling.top_p > 0 && sampling.top_p <= 1))
+    return bad("top_p", sampling.top_p, "above 0, at most 1");
+  if (!(sampling.min_p >= 0 && sampling.min_p < 1))
+    return bad("min_p", sampling.min_p, "0 to below 1");
   if (sampling.top_k < 0) return bad("top_k", sampling.top_k, "0 (off) or more");
   if (!(sampling.repetition_penalty > 0 && sampling.repetition_penalty <= 10)) {
     return bad("repetition_penalty", sampling.repetition_penalty, "above 0, at most 10");
@@ -132,8 +135,8 @@ Result<std::unique_ptr<TokenSampler>> TokenSampler::Create(const llama_vocab* vo
     impl.chain.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
     const auto add = [&](llama_sampler* part) { llama_sampler_chain_add(impl.chain.get(), part); };
     if (penalised) {
-      add(llama_sampler_init_penalties(vocabulary, kPenaltyWindow,
-                                       static_cast<float>(sampling.repetition_penalty), 0.0F, 0.0F));
+      add(llama_sampler_init_penalties(
+          vocabulary, kPenaltyWindow, static_cast<float>(sampling.repetition_penalty), 0.0F, 0.0F));
     }
     if (sampling.temperature <= 0) {
       add(llama_sampler_init_greedy());
@@ -174,8 +177,8 @@ Result<TokenSampler::Choice> TokenSampler::Sample(const float* logits) {
     const auto count = static_cast<std::size_t>(std::min(impl_->logprobs, impl_->vocabulary));
     std::vector<TokenId> order(static_cast<std::size_t>(impl_->vocabulary));
     std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
-                      [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count),
+                      order.end(), [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
     for (std::size_t i = 0; i < count; ++i) {
       choice.top.emplace_back(order[i], static_cast<float>(logits[order[i]] - total));
     }
