@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -28,6 +29,7 @@ using nlohmann::json;
 
 constexpr std::chrono::milliseconds kPoll{50};  // how long Ctrl-C may go unnoticed
 constexpr std::size_t kShownMemories = 5;
+constexpr int kInterruptCheckMs = 100;
 constexpr std::size_t kMaxMessageBytes = std::size_t{16} << 20;
 
 struct ChatOptions {
@@ -51,6 +53,12 @@ class LineReader {
         return line;
       }
       if (buffer_.size() > kMaxMessageBytes) return std::exchange(buffer_, {});
+      // Looked at before each wait and again soon: a signal that comes just before read() would not
+      // end it.
+      pollfd input{STDIN_FILENO, POLLIN, 0};
+      while (poll(&input, 1, kInterruptCheckMs) <= 0) {
+        if (InterruptScope::Interrupted()) return std::nullopt;
+      }
       char bytes[4096];
       const ssize_t count = read(STDIN_FILENO, bytes, sizeof(bytes));
       if (count > 0) {
@@ -221,7 +229,6 @@ class Conversation {
 
   /// The message and its answer stay in the conversation unless there was an error.
   Status Say(const std::string& message) {
-    InterruptScope::Reset();
     messages_.push_back({"user", ToValidUtf8(message), ""});
     ChatRequest request;
     request.scope = context_.scope();
@@ -235,10 +242,12 @@ class Conversation {
     request.remember = options_.remember;
     Result<ChatReport> report = Answer(service_, std::move(request), !context_.json);
     if (!report.ok()) {
+      cancelled_ = report.status().code() == StatusCode::kCancelled;
       messages_.pop_back();
       return report.status();
     }
     messages_.push_back({"assistant", report->generation.text, ""});
+    cancelled_ = report->generation.finish == FinishReason::kCancelled;
     if (context_.json) {
       PrintJson(ReportJson(*report));
     } else {
@@ -247,11 +256,15 @@ class Conversation {
     return OkStatus();
   }
 
+  /// Whether Ctrl-C ended the last answer.
+  bool cancelled() const { return cancelled_; }
+
  private:
   const ChatOptions& options_;
   CliContext& context_;
   MemoryService& service_;
   std::vector<ChatMessage> messages_;
+  bool cancelled_ = false;
 };
 
 int Converse(Conversation& conversation, const CliContext& context) {
@@ -263,7 +276,6 @@ int Converse(Conversation& conversation, const CliContext& context) {
   int exit_status = 0;
   LineReader lines;
   while (true) {
-    InterruptScope::Reset();
     if (terminal) std::cerr << "\n> " << std::flush;
     const std::optional<std::string> line = lines.Next();
     if (!line) break;
@@ -281,6 +293,10 @@ int Converse(Conversation& conversation, const CliContext& context) {
     }
     // A second Ctrl-C came before the answer had ended.
     if (InterruptScope::Count() > 1) break;
+    if (InterruptScope::Interrupted()) {
+      if (!conversation.cancelled()) break;  // it came when there was nothing left to cancel
+      InterruptScope::Reset();
+    }
   }
   if (terminal) std::cerr << '\n';
   return exit_status;

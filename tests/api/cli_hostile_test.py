@@ -62,7 +62,8 @@ class Texts(CliTest):
         source.write_text(json.dumps({"role": "user", "content": text}))
         added = self.json_of("add", "--file", str(source), "--no-wait")
         self.assertGreater(added["added"], 1000)
-        self.assertEqual(added["pending_embeddings"], 0)
+        # A write this large is answered before all of it is embedded; keywords find it meanwhile.
+        self.assertGreater(added["pending_embeddings"], 0)
         self.assertTrue(all(len(fact["memory"]) <= 600 for fact in added["facts"]))
         self.assertGreater(len(server.requests), 0)
         first = self.json_of("search", "the river on day 77", "--top-k", "1")["results"]
