@@ -35,7 +35,8 @@ FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCode
     : engine_(engine), catalog_(catalog), recipe_(recipe), codec_(codec) {
   std::string identity(reinterpret_cast<const char*>(engine.fingerprint().data()),
                        engine.fingerprint().size());
-  for (std::string_view part : {std::string_view(recipe_.Name()), KvCodecName(codec),
+  const std::string recipe_name = recipe_.Name();
+  for (std::string_view part : {std::string_view(recipe_name), KvCodecName(codec),
                                 prompt_text::SystemSentence(), prompt_text::Header()}) {
     identity += std::to_string(part.size()) + ":";
     identity += part;
