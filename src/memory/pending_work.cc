@@ -22,6 +22,8 @@ namespace {
 /// Facts of one encode slice: enough for full batches, few enough to notice an erasure soon.
 constexpr std::int32_t kEncodeSlice = 64;
 constexpr std::int32_t kEmbedSlice = 64;
+/// Beside chats a slice takes long: what is done is recorded this often.
+constexpr std::chrono::seconds kRecordEvery{1};
 /// Pending embeddings and jobs are counted up to here: their rows have to be read to be counted.
 constexpr std::int32_t kCountLimit = 1000;
 /// A job that failed this often is given up; its turns stay, and are served as text by nobody.
@@ -103,16 +105,25 @@ Result<bool> EncodeSlice(Parts parts) {
       }
       if (--latch->open == 0) latch->changed.notify_all();
     });
-    std::unique_lock lock(latch->mutex);
-    latch->changed.wait(lock, [&] { return latch->open == 0; });
-    done.insert(done.end(), latch->done.begin(), latch->done.end());
   }
-  if (!done.empty()) INFERSCALE_RETURN_IF_ERROR(parts.catalog.MarkKvReady(done));
+  bool any_done = false;
+  for (bool finished = false; !finished;) {
+    {
+      std::unique_lock lock(latch->mutex);
+      finished = latch->changed.wait_for(lock, kRecordEvery, [&] { return latch->open == 0; });
+      done.insert(done.end(), latch->done.begin(), latch->done.end());
+      latch->done.clear();
+    }
+    if (done.empty()) continue;
+    INFERSCALE_RETURN_IF_ERROR(parts.catalog.MarkKvReady(done));
+    any_done = true;
+    done.clear();
+  }
   if (!latch->error.ok()) {
     spdlog::warn("encoding: {}", latch->error.ToString());
-    if (done.empty()) return latch->error;
+    if (!any_done) return latch->error;
   }
-  if (!done.empty() || latch->refused.ok()) return !done.empty();
+  if (any_done || latch->refused.ok()) return any_done;
   // Fenced by an erasure, the others of its scope are asked for again at once; else nothing but the
   // store refused them.
   for (const auto& [id, scope] : scopes) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -12,9 +14,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Beside running generations: slices this long, with pauses that leave encoding this share of
+/// time.
 constexpr double kSliceSeconds = 0.05;
-/// While generations never cease, encoding still gets one slice this often.
-constexpr std::chrono::milliseconds kForcedSliceEvery{500};
+constexpr double kShareBesideGenerations = 0.5;
+/// When nothing else runs. What a generation interrupts is computed again, so not for ever.
+constexpr double kPieceSeconds = 0.5;
 constexpr std::size_t kRememberedKeys = 1 << 20;
 
 bool SameContext(const EncodeRequest& a, const EncodeRequest& b) {
@@ -92,13 +97,16 @@ void FactBatchEncoder::Encode(std::vector<EncodeRequest> requests, OnOutcome on_
         queue_.push_back({std::move(request), shared});
       }
     }
-    const auto place = std::find_if(queue_.begin(), queue_.end(),
-                                    [](const Item& item) { return !item.request.urgent; });
-    queue_.insert(place, std::make_move_iterator(urgent.begin()),
+    queue_.insert(FirstOrdinary(), std::make_move_iterator(urgent.begin()),
                   std::make_move_iterator(urgent.end()));
   }
   changed_.notify_all();
   gate_->Nudge();
+}
+
+std::deque<FactBatchEncoder::Item>::iterator FactBatchEncoder::FirstOrdinary() {
+  return std::find_if(queue_.begin(), queue_.end(),
+                      [](const Item& item) { return !item.request.urgent; });
 }
 
 void FactBatchEncoder::Cancel(std::span<const KvKey> keys) {
@@ -136,37 +144,33 @@ void FactBatchEncoder::Report(const Item& item, Status status) {
   }
 }
 
-bool FactBatchEncoder::MayRun(bool& forced_slice) {
-  forced_slice = false;
-  while (gate_->busy()) {
+bool FactBatchEncoder::AwaitTurn(bool urgent, bool& beside_generations) {
+  beside_generations = false;
+  while (true) {
     {
       const std::scoped_lock lock(mutex_);
       if (stop_) return false;
-      if (!queue_.empty() && queue_.front().request.urgent) return true;
+      if (!urgent && !queue_.empty() && queue_.front().request.urgent) return false;
     }
-    if (Clock::now() - last_slice_ >= kForcedSliceEvery) {
-      forced_slice = true;
+    if (urgent || !gate_->busy()) return true;
+    const Clock::time_point now = Clock::now();
+    if (now >= pause_until_) {
+      beside_generations = true;
       return true;
     }
-    gate_->WaitIdle(std::chrono::duration_cast<std::chrono::milliseconds>(
-                        kForcedSliceEvery - (Clock::now() - last_slice_)) +
-                    std::chrono::milliseconds(1));
+    gate_->WaitIdle(std::chrono::ceil<std::chrono::milliseconds>(pause_until_ - now));
   }
-  return true;
 }
 
-/// The front of the queue and what shares its context, as much as fits the cells and the time.
-std::vector<FactBatchEncoder::Item> FactBatchEncoder::TakeBatch(bool slice) {
+/// The front of the queue and what shares its context, as much as fits the cells.
+std::vector<FactBatchEncoder::Item> FactBatchEncoder::TakeBatch() {
   std::vector<Item> batch;
   const std::scoped_lock lock(mutex_);
   if (stop_ || queue_.empty()) return batch;
   const EncodeRequest front = queue_.front().request;
   const std::int32_t cells =
       context_->tokens_per_sequence() - (front.context ? Size(*front.context) : 0);
-  const bool small = slice || !can_abort_;
-  const std::int32_t most_tokens =
-      small ? std::clamp(static_cast<std::int32_t>(tokens_per_second_ * kSliceSeconds), 1, cells)
-            : std::min(cells, context_->batch_tokens() * 2);
+  const std::int32_t most_tokens = std::min(cells, context_->batch_tokens() * 2);
   const std::int32_t most_facts = context_->options().sequences - 1;
   std::int32_t tokens = 0;
   for (auto item = queue_.begin();
@@ -187,17 +191,20 @@ std::vector<FactBatchEncoder::Item> FactBatchEncoder::TakeBatch(bool slice) {
   return batch;
 }
 
-void FactBatchEncoder::Requeue(std::vector<Item> batch) {
+void FactBatchEncoder::Requeue(std::span<Item> batch) {
   std::vector<Item> ended;
   {
     const std::scoped_lock lock(mutex_);
-    for (auto item = batch.rbegin(); item != batch.rend(); ++item) {
-      const KvKey& key = item->request.info.key;
+    const bool urgent = !batch.empty() && batch.front().request.urgent;
+    // Behind the urgent ones, which may be why it was interrupted.
+    auto place = urgent ? queue_.begin() : FirstOrdinary();
+    for (Item& item : batch) {
+      const KvKey& key = item.request.info.key;
       running_.erase(key);
       if (cancelled_.erase(key) > 0) {
-        ended.push_back(std::move(*item));
+        ended.push_back(std::move(item));
       } else {
-        queue_.push_front(std::move(*item));
+        place = std::next(queue_.insert(place, std::move(item)));
       }
     }
   }
@@ -212,9 +219,7 @@ void FactBatchEncoder::Run() {
       changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
       if (stop_) break;
     }
-    bool forced_slice = false;
-    if (!MayRun(forced_slice)) break;
-    std::vector<Item> batch = TakeBatch(forced_slice);
+    std::vector<Item> batch = TakeBatch();
     std::vector<Item> good;
     for (Item& item : batch) {
       const Status status = Check(item.request);
@@ -229,9 +234,7 @@ void FactBatchEncoder::Run() {
       Report(item, status);
     }
     if (good.empty()) continue;
-    const bool give_way = !forced_slice && !good.front().request.urgent;
-    Process(std::move(good), give_way);
-    last_slice_ = Clock::now();
+    Process(std::move(good));
   }
   std::deque<Item> left;
   {
@@ -241,22 +244,48 @@ void FactBatchEncoder::Run() {
   for (const Item& item : left) Report(item, Cancelled("the engine is shutting down"));
 }
 
-Result<bool> FactBatchEncoder::Compute(std::span<const BatchToken> tokens) {
+Result<std::size_t> FactBatchEncoder::Compute(std::span<const BatchToken> tokens, bool urgent,
+                                              const std::function<void(std::size_t)>& on_computed) {
   const auto most = static_cast<std::size_t>(context_->batch_tokens());
-  for (std::size_t from = 0; from < tokens.size(); from += most) {
-    const auto part = tokens.subspan(from, std::min(most, tokens.size() - from));
+  std::size_t done = 0;
+  while (done < tokens.size()) {
+    bool beside_generations = false;
+    if (!AwaitTurn(urgent, beside_generations)) return done;
+    // What cannot be stopped must be short before it starts.
+    const bool slice = beside_generations || (!can_abort_ && !urgent);
+    double& rate = slice ? slice_rate_ : rate_;
+    const auto affordable =
+        static_cast<std::size_t>(std::max(rate * (slice ? kSliceSeconds : kPieceSeconds), 1.0));
+    const auto piece =
+        tokens.subspan(done, std::min({urgent ? most : affordable, most, tokens.size() - done}));
+    giving_way_ = !slice && !urgent;
     const auto started = Clock::now();
-    INFERSCALE_ASSIGN_OR_RETURN(const DecodeOutcome outcome, context_->Decode(part));
-    if (outcome == DecodeOutcome::kAborted) return false;
-    const double seconds = std::chrono::duration<double>(Clock::now() - started).count();
-    if (part.size() >= 8 && seconds > 0) {
-      tokens_per_second_ += 0.3 * (static_cast<double>(part.size()) / seconds - tokens_per_second_);
+    const Result<DecodeOutcome> outcome = context_->Decode(piece);
+    giving_way_ = false;
+    if (!outcome.ok()) return outcome.status();
+    if (*outcome == DecodeOutcome::kAborted) {
+      // Only this piece is lost.
+      std::map<std::int32_t, std::int32_t> first_positions;
+      for (const BatchToken& token : piece)
+        first_positions.try_emplace(token.sequence, token.position);
+      for (const auto& [sequence, position] : first_positions)
+        context_->Remove(sequence, position, -1);
+      continue;
     }
+    const Clock::duration took = Clock::now() - started;
+    const double seconds = std::chrono::duration<double>(took).count();
+    if (seconds > 0 && (slice || piece.size() >= 8)) {
+      rate += 0.3 * (static_cast<double>(piece.size()) / seconds - rate);
+    }
+    pause_until_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      took * (1 / kShareBesideGenerations - 1));
+    done += piece.size();
+    if (on_computed) on_computed(done);
   }
-  return true;
+  return done;
 }
 
-Result<bool> FactBatchEncoder::ComputeContext(const TokenIds& context) {
+Result<bool> FactBatchEncoder::ComputeContext(const TokenIds& context, bool urgent) {
   const auto differ = std::mismatch(shared_.begin(), shared_.end(), context.begin(), context.end());
   auto keep = static_cast<std::int32_t>(differ.first - shared_.begin());
   // A sliding-window layer may have forgotten what the next token has to see.
@@ -271,58 +300,56 @@ Result<bool> FactBatchEncoder::ComputeContext(const TokenIds& context) {
   shared_.resize(static_cast<std::size_t>(keep));
   std::vector<BatchToken> tokens;
   for (std::int32_t i = keep; i < Size(context); ++i) tokens.push_back({context[i], i, 0, false});
-  if (tokens.empty()) return true;
-  const Result<bool> computed = Compute(tokens);
-  if (computed.ok() && *computed) {
-    shared_ = context;
-  } else {
-    context_->Remove(0, keep, -1);
-  }
-  return computed;
+  INFERSCALE_ASSIGN_OR_RETURN(const std::size_t computed, Compute(tokens, urgent, nullptr));
+  shared_.assign(context.begin(), context.begin() + keep + static_cast<std::ptrdiff_t>(computed));
+  return computed == tokens.size();
 }
 
-Result<bool> FactBatchEncoder::ComputeFacts(const std::vector<Item>& batch,
-                                            std::int32_t context_tokens) {
-  std::vector<BatchToken> tokens;
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    const auto sequence = static_cast<std::int32_t>(i) + 1;
-    if (context_tokens > 0) context_->CopySequence(0, sequence, 0, context_tokens);
-    const TokenIds& own = batch[i].request.info.tokens;
-    for (std::int32_t t = 0; t < Size(own); ++t) {
-      tokens.push_back({own[t], context_tokens + t, sequence, false});
-    }
-  }
-  return Compute(tokens);
-}
-
-void FactBatchEncoder::Process(std::vector<Item> batch, bool give_way) {
+void FactBatchEncoder::Process(std::vector<Item> batch) {
   static const TokenIds kEmpty;
   const std::shared_ptr<const TokenIds> held = batch.front().request.context;
   const TokenIds& context = held ? *held : kEmpty;
-  giving_way_ = give_way;
-  Result<bool> computed = ComputeContext(context);
-  if (computed.ok() && *computed) computed = ComputeFacts(batch, Size(context));
-  giving_way_ = false;
-  const auto clear = [&] {
+  const bool urgent = batch.front().request.urgent;
+  std::size_t ended = 0;
+  const auto sequence = [](std::size_t index) { return static_cast<std::int32_t>(index) + 1; };
+  const auto compute = [&]() -> Status {
+    INFERSCALE_ASSIGN_OR_RETURN(const bool context_computed, ComputeContext(context, urgent));
+    if (!context_computed) return OkStatus();
+    std::vector<BatchToken> tokens;
+    std::vector<std::size_t> ends;
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      context_->Remove(static_cast<std::int32_t>(i) + 1, 0, -1);
+      if (!context.empty()) context_->CopySequence(0, sequence(i), 0, Size(context));
+      const TokenIds& own = batch[i].request.info.tokens;
+      for (std::int32_t t = 0; t < Size(own); ++t) {
+        tokens.push_back({own[t], Size(context) + t, sequence(i), false});
+      }
+      ends.push_back(tokens.size());
     }
+    return Compute(tokens, urgent,
+                   [&](std::size_t computed) {
+                     for (; ended < batch.size() && ends[ended] <= computed; ++ended) {
+                       Report(batch[ended], Store(batch[ended], sequence(ended), Size(context)));
+                       context_->Remove(sequence(ended), 0, -1);
+                     }
+                   })
+        .status();
   };
-  if (computed.ok() && !*computed) {
-    clear();
-    Requeue(std::move(batch));
-    return;
-  }
-  for (std::size_t i = 0; i < batch.size(); ++i) {
-    Status status = computed.ok() ? Store(batch[i], static_cast<std::int32_t>(i) + 1, Size(context))
-                                  : computed.status();
-    Report(batch[i], std::move(status));
-  }
-  clear();
-  if (!computed.ok()) {
+  const Status status = compute();
+  if (!status.ok()) {
+    for (; ended < batch.size(); ++ended) {
+      {
+        const std::scoped_lock lock(mutex_);
+        running_.erase(batch[ended].request.info.key);
+        cancelled_.erase(batch[ended].request.info.key);
+      }
+      Report(batch[ended], status);
+    }
     context_->ClearAll();
     shared_.clear();
+    return;
   }
+  for (std::size_t i = ended; i < batch.size(); ++i) context_->Remove(sequence(i), 0, -1);
+  Requeue(std::span(batch).subspan(ended));
 }
 
 Status FactBatchEncoder::Store(Item& item, std::int32_t sequence, std::int32_t context_tokens) {

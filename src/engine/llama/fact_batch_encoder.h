@@ -22,9 +22,9 @@
 namespace inferscale {
 
 /// Owns the encoding context and its thread. Facts with equal context share one computation of it
-/// and are computed side by side, each in a sequence of its own. Gives way to generations, but
-/// never for ever. Thread-safe; outcomes are reported on its thread, under no lock. Destroying it
-/// ends what is left with kCancelled.
+/// and are computed side by side, each in a sequence of its own. Gives way to generations: beside
+/// them it works in short slices for half of the time, and keeps what it has. Thread-safe; outcomes
+/// are reported on its thread, under no lock. Destroying it ends what is left with kCancelled.
 class FactBatchEncoder {
  public:
   struct Options {
@@ -54,17 +54,23 @@ class FactBatchEncoder {
   };
 
   void Run();
-  std::vector<Item> TakeBatch(bool slice);
-  bool MayRun(bool& forced_slice);
+  std::vector<Item> TakeBatch();
+  /// Waits until a piece of work may be computed. False: what is running must be put back, because
+  /// something urgent waits or the end has come.
+  /// \param beside_generations set if generations run, so that the piece must be a short slice
+  bool AwaitTurn(bool urgent, bool& beside_generations);
   Status Check(const EncodeRequest& request) const;
-  void Process(std::vector<Item> batch, bool give_way);
-  /// False: interrupted; nothing of it is left.
-  Result<bool> ComputeContext(const TokenIds& context);
-  Result<bool> ComputeFacts(const std::vector<Item>& batch, std::int32_t context_tokens);
-  Result<bool> Compute(std::span<const BatchToken> tokens);
+  void Process(std::vector<Item> batch);
+  /// Brings the context's KV into sequence 0. False: interrupted; what is there is kept.
+  Result<bool> ComputeContext(const TokenIds& context, bool urgent);
+  /// Computes piece by piece, giving way in between. \return how many tokens, fewer if interrupted
+  /// \param on_computed may be empty; called after each piece with their number so far
+  Result<std::size_t> Compute(std::span<const BatchToken> tokens, bool urgent,
+                              const std::function<void(std::size_t)>& on_computed);
   Status Store(Item& item, std::int32_t sequence, std::int32_t context_tokens);
   void Report(const Item& item, Status status);
-  void Requeue(std::vector<Item> batch);
+  void Requeue(std::span<Item> batch);
+  std::deque<Item>::iterator FirstOrdinary();  ///< of the queue, under the lock
 
   std::unique_ptr<LlamaContext> context_;
   std::shared_ptr<const KvTransfer> transfer_;
@@ -85,9 +91,9 @@ class FactBatchEncoder {
   // The encoding thread's own.
   TokenIds shared_;  ///< tokens whose KV sequence 0 holds
   std::vector<std::uint8_t> blob_;
-  double tokens_per_second_ = 200;
+  double rate_ = 200, slice_rate_ = 100;  ///< tokens a second
   std::atomic<bool> giving_way_{false}, stopping_{false};
-  std::chrono::steady_clock::time_point last_slice_;
+  std::chrono::steady_clock::time_point pause_until_;
 
   std::thread thread_;
 };

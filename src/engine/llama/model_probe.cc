@@ -70,6 +70,29 @@ std::vector<float> Rows(std::span<const std::uint8_t> blob, const ParsedState& s
   return rows;
 }
 
+/// The largest difference in a head, relative to the head's largest number. [heads][dim] each
+Result<double> WorstHeadError(const std::vector<float>& expected, const std::vector<float>& actual,
+                              std::int32_t dim) {
+  double worst = 0;
+  const auto step = static_cast<std::size_t>(dim);
+  for (std::size_t head = 0; head + step <= expected.size(); head += step) {
+    double largest = 0, error = 0;
+    for (std::size_t i = head; i < head + step; ++i) {
+      largest = std::max(largest, std::fabs(double{expected[i]}));
+      const double difference = std::fabs(double{expected[i]} - actual[i]);
+      if (!std::isfinite(difference))
+        return Unsupported("the model's keys or values are not finite");
+      error = std::max(error, difference);
+    }
+    if (largest > 0) {
+      worst = std::max(worst, error / largest);
+    } else if (error > 0) {
+      worst = std::max(worst, 1.0);
+    }
+  }
+  return worst;
+}
+
 /// Heads and their sizes from the metadata, checked against the state.
 Result<KvGeometry> GeometryOf(const LlamaModel& model, const StateShape& shape) {
   const GgufMetadata& metadata = model.metadata();
@@ -191,8 +214,12 @@ Result<StateShape> CheckStateFormat(LlamaContext& context, std::int32_t sections
   return state.shape;
 }
 
-Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, const RopeSpec& rope,
-                                 TokenId token) {
+bool RelocationCheck::Acceptable() const {
+  return values <= kLargestEngineNoise && keys <= kRelocationTolerance + 2 * values;
+}
+
+Result<RelocationCheck> MeasureRelocation(LlamaContext& context, const KvProbe& probe,
+                                          const RopeSpec& rope, TokenId token) {
   INFERSCALE_ASSIGN_OR_RETURN(const auto tables,
                               RopeTables::Create(rope, kRelocationTablePositions));
   const KvTransfer transfer(probe.geometry, tables);
@@ -207,7 +234,7 @@ Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, co
   info.tokens = {token};
   INFERSCALE_ASSIGN_OR_RETURN(const auto block,
                               KvBlock::Create(std::move(info), std::move(payload)));
-  double worst = 0;
+  RelocationCheck worst;
   for (const std::int32_t by : kRelocateBy) {
     const std::int32_t position = kRelocateFrom + by;
     INFERSCALE_ASSIGN_OR_RETURN(const ParsedState expected_state,
@@ -221,23 +248,16 @@ Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, co
                                 LayOutState(expected_state.shape, ranges, 0, moved));
     const BlockUse use{block.get(), 1, position};
     INFERSCALE_RETURN_IF_ERROR(transfer.Inject(moved.bytes(), moved_state, {&use, 1}));
-    const std::vector<float> keys = Rows(moved.bytes(), moved_state, true);
-    if (Rows(moved.bytes(), moved_state, false) != expected_values) {
-      return Unsupported("the model's values depend on the position");
-    }
-    const std::size_t dim = static_cast<std::size_t>(probe.geometry.key_dim);
-    for (std::size_t head = 0; head + dim <= keys.size(); head += dim) {
-      double largest = 0, error = 0;
-      for (std::size_t i = head; i < head + dim; ++i) {
-        largest = std::max(largest, std::fabs(double{expected_keys[i]}));
-        error = std::max(error, std::fabs(double{expected_keys[i]} - keys[i]));
-      }
-      if (!std::isfinite(error)) return Unsupported("the model's keys are not finite");
-      if (largest > 0)
-        worst = std::max(worst, error / largest);
-      else if (error > 0)
-        worst = std::max(worst, 1.0);
-    }
+    INFERSCALE_ASSIGN_OR_RETURN(
+        const double value_error,
+        WorstHeadError(expected_values, Rows(moved.bytes(), moved_state, false),
+                       probe.geometry.value_dim));
+    INFERSCALE_ASSIGN_OR_RETURN(
+        const double key_error,
+        WorstHeadError(expected_keys, Rows(moved.bytes(), moved_state, true),
+                       probe.geometry.key_dim));
+    worst.keys = std::max(worst.keys, key_error);
+    worst.values = std::max(worst.values, value_error);
   }
   return worst;
 }
@@ -260,11 +280,12 @@ Result<KvProbe> ProbeModel(LlamaContext& context, TokenId token) {
   INFERSCALE_ASSIGN_OR_RETURN(
       probe.rope, MeasureRope(rope_probes, probe.geometry.layers, probe.geometry.kv_heads,
                               probe.geometry.key_dim));
-  INFERSCALE_ASSIGN_OR_RETURN(probe.relocation_error,
+  INFERSCALE_ASSIGN_OR_RETURN(probe.relocation,
                               MeasureRelocation(context, probe, probe.rope, token));
-  if (probe.relocation_error > kRelocationTolerance) {
+  if (!probe.relocation.Acceptable()) {
     return Unsupported("moved keys differ from the engine's own by " +
-                       std::to_string(probe.relocation_error) + " of their size");
+                       std::to_string(probe.relocation.keys) + " of their size, values by " +
+                       std::to_string(probe.relocation.values));
   }
   return probe;
 }

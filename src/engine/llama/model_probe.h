@@ -15,9 +15,19 @@
 
 namespace inferscale {
 
-/// Largest error that relocation may have, relative to the largest element of a head's key: an f16
-/// cache rounds keys three times on the way (2^-11 each), and angles are f32.
+/// What relocated KV differs by from the engine's own, relative to the largest element of a head.
+struct RelocationCheck {
+  double keys = 0;
+  double values = 0;  ///< nothing moves values: the engine's own noise, 0 where it repeats itself
+  bool Acceptable() const;
+};
+
+/// Of keys, where the engine repeats itself: an f16 cache rounds them three times on the way (2^-11
+/// each), and angles are f32.
 inline constexpr double kRelocationTolerance = 4e-3;
+/// A GPU's kernels repeat themselves up to rounding only; values that depend on the position differ
+/// by something like their own size.
+inline constexpr double kLargestEngineNoise = 2e-2;
 
 /// What has to be known of a model to move its KV.
 struct KvProbe {
@@ -25,7 +35,7 @@ struct KvProbe {
   RopeSpec rope;
   StateShape shape;  ///< of the probed context; `streams` differs between contexts
   std::int32_t sections = 1;
-  double relocation_error = 0;
+  RelocationCheck relocation;
 };
 
 /// Why the KV of this model cannot be moved exactly, as far as its description tells; nothing: it
@@ -37,10 +47,9 @@ std::optional<std::string> KvRefusal(const LlamaModel& model);
 Result<KvProbe> ProbeModel(LlamaContext& context, TokenId token);
 
 /// The relocation check alone: KV captured at one position and injected at others must be what the
-/// engine has there. \return the largest relative error of the keys; kUnsupported when values
-/// differ.
-Result<double> MeasureRelocation(LlamaContext& context, const KvProbe& probe, const RopeSpec& rope,
-                                 TokenId token);
+/// engine has there.
+Result<RelocationCheck> MeasureRelocation(LlamaContext& context, const KvProbe& probe,
+                                          const RopeSpec& rope, TokenId token);
 
 /// State format of `context`, checked by a round trip: decoded, read, taken apart, laid out anew,
 /// written back and read again, the bytes must be the same.
