@@ -1,0 +1,162 @@
+#include "server/server.h"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include <boost/asio/ip/address.hpp>
+
+namespace inferscale {
+namespace {
+
+std::string Lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return text;
+}
+
+/// "[::1]:8420" → "::1"; "Name:80" → "name"
+std::string HostName(const std::string& host) {
+  if (host.starts_with('[')) return Lower(host.substr(1, host.find(']') - 1));
+  return Lower(host.substr(0, host.rfind(':')));
+}
+
+bool IsLoopbackName(const std::string& name) {
+  if (name == "localhost" || name.ends_with(".localhost")) return true;
+  boost::system::error_code error;
+  const auto address = boost::asio::ip::make_address(name, error);
+  return !error && address.is_loopback();
+}
+
+bool ChangesSomething(const HttpRequest& request) {
+  return request.method != "GET" && request.method != "OPTIONS";
+}
+
+HttpResponse Plain(const HttpRequest& request, ErrorDialect dialect, int status,
+                   const std::string& message, std::string_view code) {
+  return ErrorResponse(request, dialect, InvalidArgument(message), status, code);
+}
+
+}  // namespace
+
+Routes::Routes(Authenticate authenticate) : authenticate_(std::move(authenticate)) {
+  if (authenticate_) return;
+  authenticate_ = [](const HttpRequest&) {
+    Principal everybody;
+    everybody.admin = true;
+    return everybody;
+  };
+}
+
+void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect dialect,
+                 ApiHandler handler) {
+  router_.Add(
+      method, pattern,
+      [authenticate = authenticate_, dialect, handler = std::move(handler)](
+          ExchangePtr exchange, const PathParameters& parameters) {
+        const HttpRequest& request = exchange->request();
+        Result<Principal> principal = authenticate(request);
+        if (!principal.ok()) {
+          const bool limited = principal.status().code() == StatusCode::kResourceExhausted;
+          exchange->Respond(ErrorResponse(request, dialect, principal.status(), limited ? 429 : 401,
+                                          limited ? "rate_limited" : "invalid_api_key"));
+          return;
+        }
+        ApiCall call{std::move(exchange), parameters, std::move(*principal)};
+        handler(call);
+      });
+}
+
+void Routes::AddPublic(std::string_view method, std::string_view pattern, ApiHandler handler) {
+  router_.Add(
+      method, pattern,
+      [handler = std::move(handler)](ExchangePtr exchange, const PathParameters& parameters) {
+        ApiCall call{std::move(exchange), parameters, Principal{}};
+        handler(call);
+      });
+}
+
+struct Server::Impl {
+  ServerOptions options;
+  Routes routes;
+  std::function<void(const CallRecord&)> on_call;
+  std::unique_ptr<HttpServer> http;
+
+  /// A name that a foreign page could have made point here (DNS rebinding) is refused.
+  bool HostAllowed(const HttpRequest& request) const {
+    const std::string* host = request.Header("host");
+    if (host == nullptr) return false;
+    const std::string name = HostName(*host);
+    const auto& allowed = options.allowed_hosts;
+    return IsLoopbackName(name) || name == Lower(options.http.address) ||
+           std::any_of(allowed.begin(), allowed.end(), [&](const std::string& candidate) {
+             return candidate == "*" || Lower(candidate) == name;
+           });
+  }
+
+  bool OriginAllowed(const HttpRequest& request) const {
+    const std::string* origin = request.Header("origin");
+    if (origin == nullptr) return true;
+    const std::string* host = request.Header("host");
+    const auto& allowed = options.allowed_origins;
+    return (host != nullptr && (*origin == "http://" + *host || *origin == "https://" + *host)) ||
+           std::find(allowed.begin(), allowed.end(), *origin) != allowed.end();
+  }
+
+  void Handle(ExchangePtr exchange) {
+    const auto start = std::chrono::steady_clock::now();
+    const HttpRequest& request = exchange->request();
+    RouteMatch match = routes.router().Find(request);
+    exchange->OnEnd([this, start, method = request.method, id = request.id,
+                     pattern = match.pattern](int status) {
+      if (!on_call) return;
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      on_call({method, pattern, "", id, status, took.count()});
+    });
+    if (!HostAllowed(request)) {
+      exchange->Respond(Plain(request, ErrorDialect::kOpenAi, 403,
+                              "the Host header names no host of this server; see allowed-hosts",
+                              "host_not_allowed"));
+    } else if (ChangesSomething(request) && !OriginAllowed(request)) {
+      exchange->Respond(Plain(request, ErrorDialect::kOpenAi, 403,
+                              "pages of this Origin may not write here; see allowed-origins",
+                              "origin_not_allowed"));
+    } else if (match.handler != nullptr) {
+      (*match.handler)(std::move(exchange), match.parameters);
+    } else if (!match.allowed.empty()) {
+      HttpResponse response = Plain(request, ErrorDialect::kMem0Platform, 405,
+                                    "this path has no " + request.method, "method_not_allowed");
+      std::string methods;
+      for (const std::string& method : match.allowed)
+        methods += (methods.empty() ? "" : ", ") + method;
+      response.headers.emplace_back("Allow", methods);
+      exchange->Respond(std::move(response));
+    } else {
+      exchange->Respond(Plain(request, ErrorDialect::kMem0Platform, 404,
+                              "no such path; /openapi.json lists what there is", "no_such_path"));
+    }
+  }
+};
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Result<std::unique_ptr<Server>> Server::Start(ServerOptions options, Routes routes,
+                                              std::function<void(const CallRecord&)> on_call) {
+  auto impl = std::make_unique<Impl>(
+      Impl{std::move(options), std::move(routes), std::move(on_call), nullptr});
+  Impl* held = impl.get();
+  INFERSCALE_ASSIGN_OR_RETURN(impl->http,
+                              HttpServer::Start(impl->options.http, [held](ExchangePtr exchange) {
+                                held->Handle(std::move(exchange));
+                              }));
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::~Server() = default;
+
+std::uint16_t Server::port() const { return impl_->http->port(); }
+std::int64_t Server::connections() const { return impl_->http->connections(); }
+void Server::Stop(std::chrono::milliseconds patience) { impl_->http->Stop(patience); }
+
+}  // namespace inferscale

@@ -1,0 +1,85 @@
+#ifndef INFERSCALE_SERVER_SERVER_H_
+#define INFERSCALE_SERVER_SERVER_H_
+
+/// \file server.h
+/// Server: every route of the service on one port. Guarantees that a handler sees only calls whose
+/// Host, Origin and API key have been checked, and only under the key's tenant. Thread-safe.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "inferscale/memory_service.h"
+#include "server/api.h"
+#include "server/http_server.h"
+
+namespace inferscale {
+
+struct ServerOptions {
+  HttpServerOptions http;
+  std::vector<std::string> allowed_hosts;    ///< beside this machine's names; "*": any
+  std::vector<std::string> allowed_origins;  ///< "https://app.example"; beside the server's own
+  std::string model_name;                    ///< as /v1/models names it
+  std::string embedder_name;
+};
+
+/// Who a request comes from. kInvalidArgument: no or a malformed key (401); kNotFound: an unknown
+/// or revoked one (401); kResourceExhausted: over its rate (429).
+using Authenticate = std::function<Result<Principal>(const HttpRequest&)>;
+
+/// What a finished call was, for logs and metrics.
+struct CallRecord {
+  std::string method, pattern, key_id, request_id;
+  int status = 0;
+  double seconds = 0;
+};
+
+/// What routes are made from; outlives them.
+struct ApiContext {
+  std::shared_ptr<MemoryService> service;
+  ServerOptions options;
+};
+
+/// Where route files register what they serve.
+class Routes {
+ public:
+  /// \param authenticate empty: everybody is the default tenant's admin
+  explicit Routes(Authenticate authenticate);
+  /// \param dialect how errors found before the handler runs are worded
+  void Add(std::string_view method, std::string_view pattern, ErrorDialect dialect,
+           ApiHandler handler);
+  /// Without an API key: health, the console's page. Host and Origin are checked all the same.
+  void AddPublic(std::string_view method, std::string_view pattern, ApiHandler handler);
+  const Router& router() const { return router_; }
+
+ private:
+  Router router_;
+  Authenticate authenticate_;
+};
+
+class Server {
+ public:
+  static Result<std::unique_ptr<Server>> Start(ServerOptions options, Routes routes,
+                                               std::function<void(const CallRecord&)> on_call);
+  ~Server();
+  std::uint16_t port() const;
+  std::int64_t connections() const;
+  void Stop(std::chrono::milliseconds patience);
+
+ private:
+  struct Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The groups of routes.
+void AddOpenAiRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
+void AddMem0Routes(Routes& routes, const std::shared_ptr<ApiContext>& context);
+void AddMcpRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
+void AddOperationsRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
+void AddConsoleRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_SERVER_SERVER_H_
