@@ -13,27 +13,12 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/descriptor.h"
 
 namespace inferscale {
 namespace {
 
 constexpr std::string_view kTemporaryInfix = ".tmp-";
-
-// A file descriptor that closes itself.
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return value_; }
-  int Release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
 
 int OpenRetrying(const std::filesystem::path& path, int flags, mode_t mode = 0) {
   int descriptor = -1;
@@ -43,18 +28,7 @@ int OpenRetrying(const std::filesystem::path& path, int flags, mode_t mode = 0) 
   return descriptor;
 }
 
-// Both return 0 or an errno.
-int WriteAll(int descriptor, std::span<const std::uint8_t> data) {
-  while (!data.empty()) {
-    const ssize_t written = write(descriptor, data.data(), data.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return errno;
-    if (written == 0) return ENOSPC;
-    data = data.subspan(static_cast<std::size_t>(written));
-  }
-  return 0;
-}
-
+// Returns 0 or an errno.
 int SyncRetrying(int descriptor) {
   while (fsync(descriptor) != 0) {
     if (errno == EINTR) continue;

@@ -6,6 +6,7 @@
 /// Thread-safe.
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,12 @@ std::string CaseFold(std::string_view text);
 std::string_view TrimWhitespace(std::string_view text);
 /// Two texts are duplicates when these are equal: NFC, trimmed, case folded.
 std::string NormalizeForEquality(std::string_view text);
+
+/// A letter, mark or number.
+bool IsWordCharacter(std::int32_t codepoint);
+/// Han, Kana, Bopomofo and Hangul: scripts written without blanks, or whose words are worth finding
+/// by part.
+bool IsUnspacedCharacter(std::int32_t codepoint);
 
 /// The longest prefix of at most `max_bytes` that does not cut a character in two; a view of
 /// `text`.

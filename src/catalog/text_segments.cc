@@ -15,52 +15,6 @@
 namespace inferscale::catalog {
 namespace {
 
-struct CodepointRange {
-  std::int32_t first, last;
-};
-
-// Han, Kana, Bopomofo and Hangul: scripts written without blanks, or whose words are worth finding
-// by part. Sorted.
-constexpr auto kUnspaced = std::to_array<CodepointRange>({
-    {0x1100, 0x11FF},                      // Hangul Jamo
-    {0x2E80, 0x2FDF},                      // CJK and Kangxi radicals
-    {0x3005, 0x3007},                      // iteration mark, closing mark, zero
-    {0x3021, 0x3029},                      // Hangzhou numerals
-    {0x3031, 0x3035},                      // Kana repeat marks
-    {0x3041, 0x3096},                      // Hiragana
-    {0x309D, 0x309F},   {0x30A1, 0x30FA},  // Katakana
-    {0x30FC, 0x30FF},   {0x3105, 0x318E},  // Bopomofo, Hangul compatibility Jamo
-    {0x31A0, 0x31BF},   {0x31F0, 0x31FF},   {0x3400, 0x4DBF},  // Han
-    {0x4E00, 0x9FFF},   {0xA960, 0xA97C},   {0xAC00, 0xD7FB},  // Hangul syllables
-    {0xF900, 0xFAFF},   {0x1B000, 0x1B2FF},                    // Kana supplements
-    {0x20000, 0x3FFFF},                                        // Han, supplementary planes
-});
-
-bool IsUnspaced(std::int32_t codepoint) {
-  const auto* range =
-      std::upper_bound(kUnspaced.begin(), kUnspaced.end(), codepoint,
-                       [](std::int32_t value, const CodepointRange& r) { return value < r.first; });
-  return range != kUnspaced.begin() && codepoint <= std::prev(range)->last;
-}
-
-bool IsWordCharacter(std::int32_t codepoint) {
-  switch (utf8proc_category(codepoint)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-      return true;
-    default:
-      return false;
-  }
-}
-
 /// Compatibility forms (full-width letters, half-width Kana) and cases made one. Words keep their
 /// form when that would need more memory than there is.
 std::string Folded(std::string_view text) {
@@ -104,7 +58,7 @@ void ForEachTerm(std::string_view text, Emit&& emit) {
     utf8proc_ssize_t length = 1;
     if (at < size)
       length = std::max<utf8proc_ssize_t>(1, utf8proc_iterate(data + at, size - at, &codepoint));
-    const bool unspaced = codepoint >= 0 && IsUnspaced(codepoint);
+    const bool unspaced = codepoint >= 0 && IsUnspacedCharacter(codepoint);
     const bool in_word = codepoint >= 0 && !unspaced && IsWordCharacter(codepoint);
     if (!in_word && word >= 0) {
       if (!emit(view.substr(word, at - word))) return;

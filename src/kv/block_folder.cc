@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "kv/block_format.h"
@@ -50,32 +51,7 @@ std::optional<std::vector<std::uint8_t>> DecodeName(std::string_view name, std::
   return std::move(bytes).value();
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return value_; }
-
- private:
-  const int value_;
-};
-
-// Both return 0 or an errno.
-int WriteAll(int descriptor, std::span<const std::uint8_t> data) {
-  while (!data.empty()) {
-    const ssize_t written = write(descriptor, data.data(), data.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return errno;
-    if (written == 0) return ENOSPC;
-    data = data.subspan(static_cast<std::size_t>(written));
-  }
-  return 0;
-}
-
+// Returns 0 or an errno.
 int ReadAll(int descriptor, std::span<std::uint8_t> out) {
   while (!out.empty()) {
     const ssize_t got = read(descriptor, out.data(), out.size());

@@ -5,36 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/utf8.h"
+
 namespace inferscale {
-namespace {
-
-/// Han, Hiragana, Katakana and their extensions: no blanks between words.
-bool IsUnspaced(utf8proc_int32_t c) {
-  return (c >= 0x3040 && c <= 0x30ff) || (c >= 0x31f0 && c <= 0x31ff) ||
-         (c >= 0x3400 && c <= 0x4dbf) || (c >= 0x4e00 && c <= 0x9fff) ||
-         (c >= 0xf900 && c <= 0xfaff) || (c >= 0x20000 && c <= 0x323af);
-}
-
-bool IsWordCharacter(utf8proc_int32_t c) {
-  switch (utf8proc_category(c)) {
-    case UTF8PROC_CATEGORY_LU:
-    case UTF8PROC_CATEGORY_LL:
-    case UTF8PROC_CATEGORY_LT:
-    case UTF8PROC_CATEGORY_LM:
-    case UTF8PROC_CATEGORY_LO:
-    case UTF8PROC_CATEGORY_MN:
-    case UTF8PROC_CATEGORY_MC:
-    case UTF8PROC_CATEGORY_ND:
-    case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_NO:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 std::int32_t CountQueryTerms(std::string_view query) {
   std::int32_t terms = 0;
   std::int32_t unspaced_run = 0;
@@ -53,7 +26,7 @@ std::int32_t CountQueryTerms(std::string_view query) {
     if (length <= 0) {
       length = 1;
       end_runs();
-    } else if (IsUnspaced(character)) {
+    } else if (IsUnspacedCharacter(character)) {
       if (in_word) end_runs();
       ++unspaced_run;
     } else if (IsWordCharacter(character)) {

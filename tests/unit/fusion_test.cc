@@ -13,6 +13,8 @@ TEST(CountQueryTerms, CountsWordsAndPairsOfUnspacedCharacters) {
   EXPECT_EQ(CountQueryTerms("北"), 1);
   EXPECT_EQ(CountQueryTerms("我住在北京吗？"), 3);
   EXPECT_EQ(CountQueryTerms("Ana住在Bern"), 3);
+  // As the keyword index splits them.
+  EXPECT_EQ(CountQueryTerms("고양이"), 2);
   EXPECT_EQ(CountQueryTerms("bad \xff bytes"), 2);
 }
 

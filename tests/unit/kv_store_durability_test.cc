@@ -19,15 +19,10 @@
 #include "inferscale/kv_store.h"
 #include "support/kv_blocks.h"
 
-namespace inferscale {
+namespace inferscale::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::TemporaryFolder;
-using test::TestBlock;
-using test::TestBlockInfo;
-using test::TestFingerprint;
-using test::TestKey;
 
 KvStoreOptions Options(const fs::path& folder) {
   return {.folder = folder, .fingerprint = TestFingerprint(1)};
@@ -233,4 +228,4 @@ TEST(KvStoreDurabilityTest, OpensTenThousandBlocksWithoutReadingThem) {
 }
 
 }  // namespace
-}  // namespace inferscale
+}  // namespace inferscale::test

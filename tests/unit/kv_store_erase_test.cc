@@ -15,21 +15,10 @@
 
 #include "support/kv_store_fixture.h"
 
-namespace inferscale {
+namespace inferscale::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::BlockFiles;
-using test::BytesOnDisk;
-using test::FileBytes;
-using test::FlipLastByte;
-using test::HostBytes;
-using test::KvStoreTest;
-using test::TemporaryFolder;
-using test::TestBlock;
-using test::TestBlockInfo;
-using test::TestFingerprint;
-using test::TestKey;
 
 TEST_F(KvStoreTest, ErasedWhilePinnedStaysReadableAndIsGone) {
   const auto store = Open(Options());
@@ -137,4 +126,4 @@ TEST_F(KvStoreTest, PutsUnderWayCannotBringAnErasedScopeBack) {
 }
 
 }  // namespace
-}  // namespace inferscale
+}  // namespace inferscale::test
