@@ -110,6 +110,12 @@ struct KeywordHit {
   double bm25 = 0;  ///< positive, larger is better
 };
 
+struct FactEmbedding {
+  std::string fact_id;
+  std::int64_t version = 0;
+  std::vector<float> vector;
+};
+
 struct EmbeddingRow {
   std::string fact_id;
   std::int64_t row = 0;               ///< ascending with insertion
@@ -211,6 +217,9 @@ class Catalog {
   /// Ignored (ok) when the fact is gone or has another version by now.
   virtual Status SetEmbedding(const std::string& fact_id, std::int64_t version,
                               const std::string& embedder_id, std::span<const float> vector) = 0;
+  /// The same for many in one transaction: all or, after an error, none.
+  virtual Status SetEmbeddings(const std::string& embedder_id,
+                               std::span<const FactEmbedding> embeddings) = 0;
 
   /// The encode queue: live facts that have no ready KV record under `encoding_id`, oldest first.
   /// It includes facts recorded by RecordKv but not yet marked ready, as after a kill.
@@ -227,6 +236,9 @@ class Catalog {
   virtual Status MarkKvReady(std::span<const KvKey> keys) = 0;
   /// Forgets that these blocks exist (evicted, corrupt), so that they are encoded again.
   virtual Status DropKvRecords(std::span<const KvKey> keys) = 0;
+  /// The same for a scope's facts that were encoded behind fewer than `fewest` facts and turns.
+  virtual Status DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id,
+                                    std::int32_t fewest) = 0;
 
   // Durable queue.
   virtual Result<std::vector<Job>> PendingJobs(const std::string& kind, std::int32_t limit) = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <set>
 
 #include "catalog/catalog_rows.h"
 #include "catalog/keyword_functions.h"
@@ -148,25 +149,40 @@ Result<std::vector<Fact>> SqliteCatalog::FactsWithoutEmbedding(const std::string
 
 Status SqliteCatalog::SetEmbedding(const std::string& fact_id, std::int64_t version,
                                    const std::string& embedder_id, std::span<const float> vector) {
+  const FactEmbedding one{fact_id, version, {vector.begin(), vector.end()}};
+  return SetEmbeddings(embedder_id, std::span(&one, 1));
+}
+
+Status SqliteCatalog::SetEmbeddings(const std::string& embedder_id,
+                                    std::span<const FactEmbedding> embeddings) {
+  if (embeddings.empty()) return OkStatus();
   INFERSCALE_RETURN_IF_ERROR(CheckText("embedder id", embedder_id));
-  if (vector.empty() || embedder_id.empty()) {
-    return InvalidArgument("an embedding needs numbers and the name of its embedder");
+  std::vector<std::vector<std::uint8_t>> vectors;
+  vectors.reserve(embeddings.size());
+  for (const FactEmbedding& embedding : embeddings) {
+    if (embedding.vector.empty() || embedder_id.empty()) {
+      return InvalidArgument("an embedding needs numbers and the name of its embedder");
+    }
+    INFERSCALE_ASSIGN_OR_RETURN(std::vector<std::uint8_t> bytes, EncodeEmbedding(embedding.vector));
+    vectors.push_back(std::move(bytes));
   }
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> bytes, EncodeEmbedding(vector));
   const TimeMs now = Now();
   return Write([&](Connection& connection) -> Status {
-    Query found(connection, "SELECT row, scope_id FROM facts WHERE id = ? AND version = ?");
-    if (!found.Bind(fact_id).Bind(version).Step()) return OkStatus();
-    const std::int64_t row = found.Integer(0);
-    const ScopeId scope = found.Integer(1);
-    found.Reset();
-    StoreEmbedding(connection, row, InternName(connection, embedder_id), bytes);
-    // Whoever has loaded up to some row finds the new vector behind it.
-    Query(connection, "UPDATE facts SET load_row = ? WHERE row = ?")
-        .Bind(NextLoadRow(connection))
-        .Bind(row)
-        .Run();
-    TouchScope(connection, scope, 0, now);
+    std::set<ScopeId> scopes;
+    for (std::size_t i = 0; i < embeddings.size(); ++i) {
+      Query found(connection, "SELECT row, scope_id FROM facts WHERE id = ? AND version = ?");
+      if (!found.Bind(embeddings[i].fact_id).Bind(embeddings[i].version).Step()) continue;
+      const std::int64_t row = found.Integer(0);
+      scopes.insert(found.Integer(1));
+      found.Reset();
+      StoreEmbedding(connection, row, InternName(connection, embedder_id), vectors[i]);
+      // Whoever has loaded up to some row finds the new vector behind it.
+      Query(connection, "UPDATE facts SET load_row = ? WHERE row = ?")
+          .Bind(NextLoadRow(connection))
+          .Bind(row)
+          .Run();
+    }
+    for (const ScopeId scope : scopes) TouchScope(connection, scope, 0, now);
     return OkStatus();
   });
 }

@@ -58,6 +58,8 @@ class SqliteCatalog final : public Catalog {
                                                   std::int32_t limit) override;
   Status SetEmbedding(const std::string& fact_id, std::int64_t version,
                       const std::string& embedder_id, std::span<const float> vector) override;
+  Status SetEmbeddings(const std::string& embedder_id,
+                       std::span<const FactEmbedding> embeddings) override;
 
   Result<std::vector<Fact>> FactsWithoutKv(const std::string& encoding_id,
                                            std::int32_t limit) override;
@@ -67,6 +69,8 @@ class SqliteCatalog final : public Catalog {
       std::span<const std::string> fact_ids, const std::string& encoding_id) override;
   Status MarkKvReady(std::span<const KvKey> keys) override;
   Status DropKvRecords(std::span<const KvKey> keys) override;
+  Status DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id,
+                            std::int32_t fewest) override;
 
   Result<std::vector<Turn>> GetTurns(std::span<const TurnId> ids) override;
   Result<std::vector<Turn>> TurnsBefore(ScopeId scope, TurnId before, std::int32_t count) override;

@@ -167,6 +167,15 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact,
   return PrimerContext(*opening, PrimerLines(recipe_.count, names));
 }
 
+Status FactEncoder::RequeueThinPrimers(ScopeId scope) {
+  if (recipe_.kind != RecipeKind::kOwnerPrimer) return OkStatus();
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
+                              catalog_.OldestFacts(scope, recipe_.count));
+  if (oldest.size() < static_cast<std::size_t>(recipe_.count)) return OkStatus();
+  // A fact of the primer sees the others of it.
+  return catalog_.DropKvThatSawFewer(scope, encoding_id_, recipe_.count - 1);
+}
+
 Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scope) {
   FactEncoding encoding;
   INFERSCALE_ASSIGN_OR_RETURN(encoding.context, Context(fact, scope, &encoding.saw));

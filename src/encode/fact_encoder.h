@@ -40,6 +40,10 @@ class FactEncoder {
   /// \param scope the fact's own scope.
   Result<FactEncoding> Encode(const Fact& fact, const ScopeInfo& scope);
 
+  /// With an owner's primer that is full by now: puts what was encoded before it was back on the
+  /// encode queue. What saw a fact that is gone is there already.
+  Status RequeueThinPrimers(ScopeId scope);
+
   /// Ids of the served line of a fact; remembered, because a fact is served again and again.
   TokenIds ServedIds(const Fact& fact, const ScopeInfo& scope);
 

@@ -1,12 +1,13 @@
 #include "retrieval/embed_pending.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace inferscale {
 namespace {
 
-constexpr std::int32_t kBatchFacts = 32;
+constexpr std::int32_t kBatchFacts = 64;
 
 }  // namespace
 
@@ -24,15 +25,17 @@ Result<std::int32_t> EmbedPending(Catalog& catalog, Embedder& embedder, std::int
     std::vector<std::string> texts;
     texts.reserve(facts.size());
     for (const Fact& fact : facts) texts.push_back(EmbeddingText(fact));
-    INFERSCALE_ASSIGN_OR_RETURN(const auto vectors, embedder.Embed(texts));
+    INFERSCALE_ASSIGN_OR_RETURN(auto vectors, embedder.Embed(texts));
     if (vectors.size() != facts.size()) {
       return Internal("the embedder gave " + std::to_string(vectors.size()) + " vectors for " +
                       std::to_string(facts.size()) + " texts");
     }
+    std::vector<FactEmbedding> embeddings;
+    embeddings.reserve(facts.size());
     for (std::size_t i = 0; i < facts.size(); ++i) {
-      INFERSCALE_RETURN_IF_ERROR(
-          catalog.SetEmbedding(facts[i].id, facts[i].version, embedder.id(), vectors[i]));
+      embeddings.push_back({facts[i].id, facts[i].version, std::move(vectors[i])});
     }
+    INFERSCALE_RETURN_IF_ERROR(catalog.SetEmbeddings(embedder.id(), embeddings));
     done += static_cast<std::int32_t>(facts.size());
   }
   return done;
