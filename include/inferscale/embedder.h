@@ -22,6 +22,8 @@ class Embedder {
   /// fails.
   virtual Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) = 0;
   virtual std::int32_t dimensions() const = 0;
+  /// Threads of this process that one Embed() keeps busy; 0: somebody else computes.
+  virtual std::int32_t busy_threads() const { return 0; }
   /// Hash of what decides the vectors (model file or endpoint and model name), as hexadecimal text.
   virtual const std::string& id() const = 0;
 };

@@ -102,9 +102,11 @@ class MemoryService {
   Result<IngestOutcome> AddFacts(const Scope& scope, std::vector<Turn> turns,
                                  std::vector<NewFact> facts);
 
+  /// \param embedding if not null: why keywords alone were searched, or OK.
   Result<std::vector<SearchHit>> Search(const Scope& scope, const std::string& query,
                                         std::int32_t top_k, const Filter* filter = nullptr,
-                                        double threshold = 0.0, bool show_expired = false);
+                                        double threshold = 0.0, bool show_expired = false,
+                                        Status* embedding = nullptr);
   Result<std::vector<Fact>> List(const Scope& scope, std::int64_t offset, std::int64_t limit,
                                  const Filter* filter = nullptr, bool show_expired = false);
   Result<std::int64_t> Count(const Scope& scope);

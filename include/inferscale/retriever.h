@@ -52,8 +52,9 @@ class Retriever {
   /// Best first; equal scores: newer first. Superseded facts are left out; facts without a vector
   /// yet are found by keyword. A blank query or an unknown scope finds nothing. kInvalidArgument:
   /// top_k outside 0…10,000 or a threshold that is not a number; otherwise the embedder's or
-  /// catalog's error.
-  Result<std::vector<SearchHit>> Search(const SearchRequest& request);
+  /// catalog's error. While the embedder is not to be reached, keywords alone are searched.
+  /// \param embedding if not null: why the query was not embedded, or OK.
+  Result<std::vector<SearchHit>> Search(const SearchRequest& request, Status* embedding = nullptr);
   std::size_t MemorySizeBytes() const;
 
  private:

@@ -172,6 +172,7 @@ json ReportJson(const ChatReport& report) {
 
 /// Why something was computed, in words.
 std::string ReasonText(const std::string& reason) {
+  if (reason == "embedder_unavailable") return "searched by keywords alone: no embedder answers";
   if (reason == "not_ready") return "KV not computed yet";
   if (reason == "corrupt") return "stored KV was damaged";
   if (reason == "token_mismatch") return "stored KV was of other tokens";
@@ -209,6 +210,10 @@ void PrintReport(const ChatReport& report, bool all_memories) {
   }
   if (shown < count) std::cout << "    … and " << count - shown << " more (--memories shows all)\n";
   for (const Fallback& fallback : generation.fallbacks) {
+    if (fallback.reason == "embedder_unavailable") {
+      std::cout << "    " << ReasonText(fallback.reason) << '\n';
+      continue;
+    }
     std::cout << "    computed: " << fallback.count << " ("
               << EscapeForTerminal(ReasonText(fallback.reason)) << ")\n";
   }

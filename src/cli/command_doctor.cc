@@ -134,7 +134,7 @@ Check CheckMemory(const Config& config) {
 }
 
 Check CheckEmbedder(const Config& config, std::shared_ptr<Embedder>* embedder) {
-  Result<std::shared_ptr<Embedder>> opened = OpenEmbedder(config);
+  Result<std::shared_ptr<Embedder>> opened = OpenEmbedder(config, nullptr);
   if (!opened.ok()) return {"embedder", false, opened.status().message()};
   const std::string text = "Where does Maya work since she moved to Porto?";
   const auto start = std::chrono::steady_clock::now();

@@ -70,9 +70,11 @@ Result<int> Search(const ReadOptions& options, CliContext& context) {
   INFERSCALE_ASSIGN_OR_RETURN(const auto filter, ParseFilter(options.filter));
   INFERSCALE_ASSIGN_OR_RETURN(const OpenedService opened, OpenService(context.config(), false));
   MemoryService& service = *opened.service;
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
-                              service.Search(context.scope(), query, context.config().top_k,
-                                             filter.get(), options.threshold, options.expired));
+  Status embedding;
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<SearchHit> hits,
+      service.Search(context.scope(), query, context.config().top_k, filter.get(),
+                     options.threshold, options.expired, &embedding));
   INFERSCALE_ASSIGN_OR_RETURN(const auto scopes, ScopesById(service.catalog(), context.scope()));
   if (context.json) {
     json results = json::array();
@@ -81,8 +83,14 @@ Result<int> Search(const ReadOptions& options, CliContext& context) {
       item["score"] = hit.score;
       results.push_back(std::move(item));
     }
-    PrintJson({{"results", std::move(results)}});
+    json answer = {{"results", std::move(results)}};
+    if (!embedding.ok()) answer["fallback"] = "embedder_unavailable";
+    PrintJson(answer);
     return 0;
+  }
+  if (!embedding.ok()) {
+    PrintNote("searched by keywords alone, the question could not be embedded: " +
+              embedding.message());
   }
   for (const SearchHit& hit : hits) {
     char score[16];

@@ -1,8 +1,11 @@
 #include "cli/service_factory.h"
 
+#include <charconv>
 #include <limits>
 #include <system_error>
 #include <utility>
+
+#include <spdlog/spdlog.h>
 
 #include "base/hash.h"
 #include "embed/make_embedder.h"
@@ -114,7 +117,7 @@ Status CompleteErasures(const Config& config, Catalog& catalog) {
   return OkStatus();
 }
 
-Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config) {
+Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config, Catalog* catalog) {
   EmbedderSpec spec;
   spec.location = config.embedder;
   spec.threads = config.threads > 0 ? config.threads : PhysicalCores();
@@ -123,8 +126,26 @@ Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config) {
   if (!IsUrl(spec.location)) {
     INFERSCALE_RETURN_IF_ERROR(CheckModelFile(spec.location, "the embedding model", "--embedder"));
   }
-  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Embedder> embedder, MakeEmbedder(spec));
-  return std::shared_ptr<Embedder>(std::move(embedder));
+  Result<std::unique_ptr<Embedder>> embedder = MakeEmbedder(spec);
+  if (IsUrl(spec.location) && catalog != nullptr) {
+    // What is stored must stay in use while the server is away: found by keywords, listed, deleted.
+    const std::string endpoint =
+        HexEncode(Sha256(spec.location + "\n" + spec.model)).substr(0, 32) + " ";
+    if (embedder.ok()) {
+      INFERSCALE_RETURN_IF_ERROR(RememberIfChanged(
+          *catalog, meta_names::kEndpoint, endpoint + std::to_string((*embedder)->dimensions())));
+    } else if (embedder.status().retryable()) {
+      INFERSCALE_ASSIGN_OR_RETURN(const std::string known, catalog->GetMeta(meta_names::kEndpoint));
+      if (known.starts_with(endpoint)) {
+        spdlog::warn("{}", embedder.status().ToString());
+        const char* const digits = known.data() + endpoint.size();
+        std::from_chars(digits, known.data() + known.size(), spec.dimensions);
+        embedder = MakeEmbedder(spec);
+      }
+    }
+  }
+  if (!embedder.ok()) return embedder.status();
+  return std::shared_ptr<Embedder>(*std::move(embedder));
 }
 
 LlamaEngineOptions EngineOptions(const Config& config, const fs::path& folder) {
@@ -178,7 +199,8 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
   if (with_engine) {
     INFERSCALE_RETURN_IF_ERROR(CheckModelFile(config.model, "the chat model", "--model"));
   }
-  INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<Embedder> embedder, OpenEmbedder(config));
+  INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<Embedder> embedder,
+                              OpenEmbedder(config, catalog.get()));
   INFERSCALE_RETURN_IF_ERROR(RememberIfChanged(*catalog, meta_names::kEmbedderId, embedder->id()));
   std::shared_ptr<Engine> engine;
   if (with_engine) {

@@ -24,6 +24,7 @@ namespace inferscale {
 namespace meta_names {
 inline constexpr const char* kEncodingId = "cli.encoding_id";  ///< of the model last used
 inline constexpr const char* kEmbedderId = "cli.embedder_id";
+inline constexpr const char* kEndpoint = "cli.endpoint";  ///< the one last used, its dimensions
 inline constexpr const char* kExtractionCheck =
     "cli.extraction";  ///< fingerprint of the model that passed
 }  // namespace meta_names
@@ -40,7 +41,8 @@ Result<std::unique_ptr<Catalog>> OpenCatalog(const Config& config);
 /// Removes from the KV files what erasures took out of the catalog. Needs no model.
 Status CompleteErasures(const Config& config, Catalog& catalog);
 
-Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config);
+/// \param catalog if not null, remembers an endpoint's dimensions and lends them while it is down.
+Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config, Catalog* catalog);
 LlamaEngineOptions EngineOptions(const Config& config, const std::filesystem::path& folder);
 /// The chat model, its KV in `folder`/kv.
 Result<std::shared_ptr<Engine>> OpenEngine(const Config& config,

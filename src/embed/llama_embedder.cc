@@ -20,6 +20,7 @@ Result<std::unique_ptr<LlamaEmbedder>> LlamaEmbedder::Load(const EmbedderSpec& s
   std::unique_ptr<LlamaEmbedder> embedder(new LlamaEmbedder());
   INFERSCALE_ASSIGN_OR_RETURN(embedder->context_,
                               EmbeddingContext::Load(spec.location, spec.threads));
+  embedder->threads_ = std::max(1, spec.threads);
   INFERSCALE_ASSIGN_OR_RETURN(const Sha256Digest digest,
                               FileFingerprint(spec.location, spec.cache_folder));
   embedder->id_ = HexEncode(Sha256("gguf\n" + HexEncode(digest) + "\n" +

@@ -20,12 +20,14 @@ class LlamaEmbedder : public Embedder {
 
   Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) override;
   std::int32_t dimensions() const override { return context_->dimensions(); }
+  std::int32_t busy_threads() const override { return threads_; }
   const std::string& id() const override { return id_; }
 
  private:
   LlamaEmbedder() = default;
 
   std::unique_ptr<EmbeddingContext> context_;
+  std::int32_t threads_ = 1;
   std::string id_;
 };
 

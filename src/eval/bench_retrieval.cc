@@ -1,5 +1,6 @@
 #include <random>
 
+#include "base/huge_pages.h"
 #include "eval/bench.h"
 #include "eval/progress.h"
 #include "kernels/kernels.h"
@@ -25,7 +26,7 @@ std::vector<double> ExactTopK() {
   const auto element = [&] {
     return static_cast<float>(random()) / static_cast<float>(std::mt19937::max()) - 0.5f;
   };
-  std::vector<std::uint16_t> rows(static_cast<std::size_t>(kRows) * kDimensions);
+  HugePageVector<std::uint16_t> rows(static_cast<std::size_t>(kRows) * kDimensions);
   std::vector<float> row(kDimensions), query(kDimensions);
   for (std::int64_t r = 0; r < kRows; ++r) {
     for (float& value : row) value = element();

@@ -200,9 +200,13 @@ class Evaluation {
       return FailedPrecondition("the data folder no longer holds the facts that " + options_.out +
                                 "/results.jsonl was measured with; give another folder with --out");
     }
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits,
-                                session.service().Search(ScopeOf(*asked.conversation),
-                                                         asked.question->question, Retrieved()));
+    Status embedding;
+    INFERSCALE_ASSIGN_OR_RETURN(
+        const std::vector<SearchHit> hits,
+        session.service().Search(ScopeOf(*asked.conversation), asked.question->question,
+                                 Retrieved(), nullptr, 0.0, false, &embedding));
+    // What is measured must not depend on whether an endpoint happened to answer.
+    INFERSCALE_RETURN_IF_ERROR(embedding);
     std::vector<Fact> facts = FactsOf(hits);
     std::vector<std::string> ids;
     for (const Fact& fact : facts) ids.push_back(fact.id);

@@ -294,7 +294,13 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
     search.query = question->content;
     search.top_k = request.top_k;
     search.filter = request.filter;
-    INFERSCALE_ASSIGN_OR_RETURN(chat->report.memories, impl_->retriever->Search(search));
+    Status embedding;
+    INFERSCALE_ASSIGN_OR_RETURN(chat->report.memories,
+                                impl_->retriever->Search(search, &embedding));
+    if (!embedding.ok()) {
+      fallbacks.push_back(
+          {"embedder_unavailable", static_cast<std::int32_t>(chat->report.memories.size())});
+    }
     for (const SearchHit& hit : chat->report.memories) facts.push_back(hit.fact);
   }
   chat->report.search_ms = MillisecondsSince(chat->start);

@@ -225,7 +225,8 @@ Result<IngestOutcome> MemoryService::AddFacts(const Scope& scope, std::vector<Tu
 
 Result<std::vector<SearchHit>> MemoryService::Search(const Scope& scope, const std::string& query,
                                                      std::int32_t top_k, const Filter* filter,
-                                                     double threshold, bool show_expired) {
+                                                     double threshold, bool show_expired,
+                                                     Status* embedding) {
   if (!scope.HasOwner())
     return InvalidArgument("a search needs an owner: give a user, agent, run or app id");
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
@@ -236,8 +237,9 @@ Result<std::vector<SearchHit>> MemoryService::Search(const Scope& scope, const s
   request.filter = filter;
   request.threshold = threshold;
   request.show_expired = show_expired;
+  if (embedding != nullptr) *embedding = OkStatus();
   if (request.scopes.empty()) return std::vector<SearchHit>();
-  return impl_->retriever->Search(request);
+  return impl_->retriever->Search(request, embedding);
 }
 
 Result<std::vector<Fact>> MemoryService::List(const Scope& scope, std::int64_t offset,

@@ -6,9 +6,12 @@
 #include <limits>
 #include <mutex>
 #include <shared_mutex>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+
+#include <spdlog/spdlog.h>
 
 #include "base/clock.h"
 #include "base/utf8.h"
@@ -33,6 +36,15 @@ struct Candidate {
   bool keyword_hit = false;
   bool embedded = false;
 };
+
+using KeywordSearch = std::future<Result<std::vector<Candidate>>>;
+
+/// Takes the hits of a search that is awaited for the first time.
+Status Await(KeywordSearch& keyword_search, std::vector<Candidate>& hits) {
+  if (!keyword_search.valid()) return OkStatus();
+  INFERSCALE_ASSIGN_OR_RETURN(hits, keyword_search.get());
+  return OkStatus();
+}
 
 bool Before(const Candidate& a, const Candidate& b) {
   if (a.fused != b.fused) return a.fused > b.fused;
@@ -61,14 +73,14 @@ struct Retriever::Impl {
 
   Result<std::vector<Candidate>> KeywordHits(const SearchRequest& request,
                                              std::span<const ScopeId> scopes);
-  /// \param hits of the keyword search, or none.
+  /// \param keyword_search may be under way, or none.
   Result<std::vector<Candidate>> Collect(const SearchRequest& request,
                                          std::span<const ScopeId> scopes,
                                          std::span<const float> query, const std::string& today,
-                                         std::vector<Candidate> hits);
+                                         KeywordSearch& keyword_search);
   Status CollectFromScope(const SearchRequest& request, ScopeId scope, std::span<const float> query,
-                          const std::string& today, std::vector<Candidate>& hits,
-                          std::vector<Candidate>& candidates);
+                          const std::string& today, KeywordSearch& keyword_search,
+                          std::vector<Candidate>& hits, std::vector<Candidate>& candidates);
   Status DropFiltered(const SearchRequest& request, std::span<const ScopeId> scopes,
                       std::vector<Candidate>& hits);
   Result<std::vector<SearchHit>> Fetch(const SearchRequest& request,
@@ -125,6 +137,7 @@ void Retriever::Impl::EvictBut(ScopeId scope) {
 /// here their semantic score, or drops them when they are not to be served.
 Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId scope,
                                          std::span<const float> query, const std::string& today,
+                                         KeywordSearch& keyword_search,
                                          std::vector<Candidate>& hits,
                                          std::vector<Candidate>& candidates) {
   const Result<ScopeInfo> info = catalog.GetScope(scope);
@@ -151,20 +164,23 @@ Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId s
   }
   const Bitmap& allowed = restricted ? filtered : index->served();
 
+  const bool by_meaning = !IsZero(query);
+  std::vector<ScopeIndex::Match> nearest;
+  if (by_meaning) nearest = index->TopK(query, allowed, CandidatePool(request.top_k));
+  INFERSCALE_RETURN_IF_ERROR(Await(keyword_search, hits));
+
   std::erase_if(hits, [&](Candidate& hit) {
     const std::optional<std::uint32_t> position = index->Find(hit.fact_id);
     if (!position) return false;
     if (!allowed.Test(*position)) return true;
     hit.row = index->row(*position);
-    hit.semantic = index->Score(query, *position);
+    if (by_meaning) hit.semantic = index->Score(query, *position);
     hit.embedded = true;
     return false;
   });
-  if (IsZero(query)) return OkStatus();
-
   std::unordered_set<std::string_view> hit_ids;
   for (const Candidate& hit : hits) hit_ids.insert(hit.fact_id);
-  for (const ScopeIndex::Match& match : index->TopK(query, allowed, CandidatePool(request.top_k))) {
+  for (const ScopeIndex::Match& match : nearest) {
     if (match.score < request.threshold) break;
     if (hit_ids.contains(index->fact_id(match.position))) continue;
     Candidate candidate;
@@ -226,11 +242,13 @@ Result<std::vector<Candidate>> Retriever::Impl::Collect(const SearchRequest& req
                                                         std::span<const ScopeId> scopes,
                                                         std::span<const float> query,
                                                         const std::string& today,
-                                                        std::vector<Candidate> hits) {
-  std::vector<Candidate> candidates;
+                                                        KeywordSearch& keyword_search) {
+  std::vector<Candidate> hits, candidates;
   for (const ScopeId scope : scopes) {
-    INFERSCALE_RETURN_IF_ERROR(CollectFromScope(request, scope, query, today, hits, candidates));
+    INFERSCALE_RETURN_IF_ERROR(
+        CollectFromScope(request, scope, query, today, keyword_search, hits, candidates));
   }
+  INFERSCALE_RETURN_IF_ERROR(Await(keyword_search, hits));
   if (request.filter != nullptr) {
     INFERSCALE_RETURN_IF_ERROR(DropFiltered(request, scopes, hits));
   }
@@ -289,7 +307,8 @@ Retriever::Retriever(Catalog& catalog, Embedder& embedder, RetrieverOptions opti
 
 Retriever::~Retriever() = default;
 
-Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request) {
+Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request, Status* embedding) {
+  if (embedding != nullptr) *embedding = OkStatus();
   if (request.top_k < 0 || request.top_k > kMaxTopK) {
     return InvalidArgument("top_k is " + std::to_string(request.top_k) +
                            "; it has to be between 0 and " + std::to_string(kMaxTopK));
@@ -304,24 +323,35 @@ Result<std::vector<SearchHit>> Retriever::Search(const SearchRequest& request) {
     return std::vector<SearchHit>{};
   }
 
-  // The two searches need nothing of each other; embedding the query takes the longest.
-  std::future<Result<std::vector<Candidate>>> keyword_search;
-  if (request.keyword) {
+  // The two searches need nothing of each other. Beside an embedder that takes every core, keyword
+  // search would only hold up the thread that the others wait for; it then runs beside the scan.
+  KeywordSearch keyword_search;
+  const auto search_keywords = [&] {
+    if (!request.keyword) return;
     keyword_search =
         std::async(std::launch::async, [&] { return impl_->KeywordHits(request, scopes); });
+  };
+  static const auto cores = static_cast<std::int32_t>(std::thread::hardware_concurrency());
+  const bool core_left = impl_->embedder.busy_threads() < cores;
+  if (core_left) search_keywords();
+  Result<std::vector<std::vector<float>>> vectors = impl_->embedder.Embed({&request.query, 1});
+  if (!core_left) search_keywords();
+  const auto dimensions = static_cast<std::size_t>(impl_->embedder.dimensions());
+  if (!vectors.ok()) {
+    if (!request.keyword || !vectors.status().retryable()) return vectors.status();
+    spdlog::warn("searching by keywords alone, the question was not embedded: {}",
+                 vectors.status().ToString());
+    if (embedding != nullptr) *embedding = vectors.status();
+    // Near to nothing.
+    vectors = std::vector<std::vector<float>>(1, std::vector<float>(dimensions, 0.0f));
   }
-  INFERSCALE_ASSIGN_OR_RETURN(const auto vectors, impl_->embedder.Embed({&request.query, 1}));
-  if (vectors.size() != 1 ||
-      vectors[0].size() != static_cast<std::size_t>(impl_->embedder.dimensions())) {
+  if (vectors->size() != 1 || vectors->front().size() != dimensions) {
     return Internal("the embedder gave no vector of its own dimensions for the query");
   }
   const std::string today = FormatDate(impl_->options.clock());
-  std::vector<Candidate> hits;
-  if (keyword_search.valid()) {
-    INFERSCALE_ASSIGN_OR_RETURN(hits, keyword_search.get());
-  }
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Candidate> ranked,
-                              impl_->Collect(request, scopes, vectors[0], today, std::move(hits)));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<Candidate> ranked,
+      impl_->Collect(request, scopes, vectors->front(), today, keyword_search));
   return impl_->Fetch(request, scopes, ranked, today);
 }
 

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/huge_pages.h"
 #include "inferscale/catalog.h"
 #include "inferscale/result.h"
 
@@ -84,9 +85,9 @@ class ScopeIndex {
   std::uint64_t epoch_ = 0;
   std::uint64_t revision_ = 0;
   std::string today_;
-  std::vector<std::uint16_t> vectors_;  ///< [size][dimensions] f16
-  std::vector<std::int64_t> row_ids_;   ///< [size] ascending
-  std::deque<std::string> fact_ids_;    ///< [size]; a deque, so that the views below stay valid
+  HugePageVector<std::uint16_t> vectors_;  ///< [size][dimensions] f16
+  std::vector<std::int64_t> row_ids_;      ///< [size] ascending
+  std::deque<std::string> fact_ids_;       ///< [size]; a deque, so that the views below stay valid
   std::unordered_map<std::string_view, std::uint32_t> positions_;
   Bitmap served_;
   bool all_served_ = true;

@@ -36,6 +36,7 @@ class MemoryServiceTest : public ::testing::Test {
     ASSERT_TRUE(catalog.ok()) << catalog.status().ToString();
     MemoryServiceOptions options;
     options.background = background;
+    options.recipe = recipe_;
     options.clock = [this] { return now_; };
     Result<std::unique_ptr<MemoryService>> service =
         MemoryService::Create(std::move(*catalog), embedder_, engine_, nullptr, options);
@@ -76,6 +77,7 @@ class MemoryServiceTest : public ::testing::Test {
   }
 
   std::filesystem::path folder_;
+  std::string recipe_ = "primer";
   TimeMs now_ = 1'760'000'000'000;
   std::shared_ptr<FakeEmbedder> embedder_ = std::make_shared<FakeEmbedder>();
   std::shared_ptr<FakeEngine> engine_ = std::make_shared<FakeEngine>();
@@ -275,6 +277,59 @@ TEST_F(MemoryServiceTest, AFailingEmbedderLosesNothing) {
   embedder_->fail = false;
   ASSERT_TRUE(service_->WaitIdle().ok());
   EXPECT_EQ(service_->Search(User("ada"), "cat", 5)->size(), 1u);
+}
+
+TEST_F(MemoryServiceTest, WhileTheEmbedderIsDownKeywordsAloneAreSearchedAndTheAnswerSaysSo) {
+  Open();
+  AddOne("ada", "the cat is called Pixel");
+  Status embedding = Internal("not set");
+  ASSERT_TRUE(service_->Search(User("ada"), "cat", 5, nullptr, 0, false, &embedding).ok());
+  EXPECT_TRUE(embedding.ok());
+  embedder_->fail = true;
+  const auto hits = service_->Search(User("ada"), "cat", 5, nullptr, 0, false, &embedding);
+  ASSERT_TRUE(hits.ok()) << hits.status().ToString();
+  ASSERT_EQ(hits->size(), 1u);
+  EXPECT_EQ(embedding.code(), StatusCode::kUnavailable);
+  const Result<ChatReport> report = service_->ChatBlocking(Ask("ada", "what is the cat called"));
+  ASSERT_TRUE(report.ok()) << report.status().ToString();
+  EXPECT_EQ(CountOf(report->generation, "embedder_unavailable"), 1);
+  EXPECT_NE(Prompt().find("Pixel"), std::string::npos);
+}
+
+TEST_F(MemoryServiceTest, AnOwnersPrimerIsSeenByAllFactsOnceItIsFullAndWhenOneOfItGoes) {
+  recipe_ = "owner-primer:3";
+  Open();
+  std::vector<Fact> facts;
+  const auto add = [&](int number) {
+    now_ += 1000;
+    facts.push_back(AddOne("ada", "fact number " + std::to_string(number)));
+    EXPECT_TRUE(service_->WaitIdle().ok());
+  };
+  // How many facts each fact's block saw.
+  const auto seen = [&] {
+    std::vector<std::string> ids;
+    for (const Fact& fact : facts) ids.push_back(fact.id);
+    std::vector<std::size_t> counts;
+    const auto records = service_->catalog().GetKvRecords(ids, service_->encoding_id());
+    for (const auto& record : *records) counts.push_back(record ? record->saw.size() : 99);
+    return counts;
+  };
+  add(1);
+  add(2);
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{0, 1}));
+  add(3);
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 2, 2}));
+  add(4);
+  add(5);
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 2, 2, 3, 3}));
+  const std::size_t encoded = engine_->encoded.size();
+  EXPECT_FALSE(*service_->RunPending());
+
+  ASSERT_TRUE(service_->Delete(facts[1].id).ok());
+  facts.erase(facts.begin() + 1);
+  ASSERT_TRUE(service_->WaitIdle().ok());
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 2, 2, 3}));
+  EXPECT_EQ(engine_->encoded.size(), encoded + 4);
 }
 
 TEST_F(MemoryServiceTest, AnotherEmbedderIndexesAgainFromText) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <filesystem>
 #include <set>
 #include <thread>
@@ -125,6 +126,67 @@ std::vector<std::string> RandomTexts(int count) {
     texts.push_back(text);
   }
   return texts;
+}
+
+/// Takes all cores, or none, as it says.
+class BusyEmbedder : public testing::FakeEmbedder {
+ public:
+  std::int32_t busy_threads() const override { return busy; }
+  std::int32_t busy = 0;
+};
+
+TEST_F(RetrieverTest, FindsTheSameWhetherKeywordsAreSearchedBesideOrAfterEmbedding) {
+  for (const std::string& text : RandomTexts(300)) Add(text);
+  BusyEmbedder busy;
+  const auto retriever = MakeRetriever(busy);
+  for (const std::string query : {"piano in winter", "fact77 bread", "zzz"}) {
+    busy.busy = 0;
+    const auto beside = retriever->Search(Request(query));
+    busy.busy = 1 << 20;
+    const auto after = retriever->Search(Request(query));
+    ASSERT_TRUE(beside.ok() && after.ok());
+    ASSERT_EQ(beside->size(), after->size());
+    for (std::size_t i = 0; i < beside->size(); ++i) {
+      EXPECT_EQ((*beside)[i].fact.id, (*after)[i].fact.id);
+      EXPECT_DOUBLE_EQ((*beside)[i].score, (*after)[i].score);
+    }
+  }
+}
+
+TEST_F(RetrieverTest, FallsBackToKeywordsWhileTheEmbedderIsDown) {
+  Add("Ana likes tea");
+  Add("Ana has a cat");
+  embedder_.fail = true;
+  Status embedding;
+  const auto hits = retriever_->Search(Request("tea"), &embedding);
+  ASSERT_TRUE(hits.ok()) << hits.status().ToString();
+  ASSERT_EQ(hits->size(), 1u);
+  EXPECT_EQ(hits->front().fact.text, "Ana likes tea");
+  EXPECT_GT(hits->front().score, 0.0);
+  EXPECT_EQ(embedding.code(), StatusCode::kUnavailable);
+  SearchRequest vectors_only = Request("tea");
+  vectors_only.keyword = false;
+  EXPECT_EQ(retriever_->Search(vectors_only).status().code(), StatusCode::kUnavailable);
+}
+
+TEST_F(RetrieverTest, PendingEmbeddingsAreStoredBatchByBatch) {
+  std::vector<NewFact> facts;
+  for (const std::string& text : RandomTexts(100)) facts.push_back(MakeFact(text, false));
+  Add(scope_, facts);
+  const std::uint64_t before = catalog_->GetScope(scope_)->revision;
+  EXPECT_EQ(*EmbedPending(*catalog_, embedder_, 1000), 100);
+  EXPECT_EQ(catalog_->GetScope(scope_)->revision, before + 2);
+  EXPECT_TRUE(catalog_->FactsWithoutEmbedding(embedder_.id(), 1)->empty());
+}
+
+TEST_F(RetrieverTest, ABatchOfEmbeddingsIsStoredWholeOrNotAtAll) {
+  const std::vector<std::string> ids =
+      Add(scope_, {MakeFact("one", false), MakeFact("two", false)});
+  const std::vector<float> good = embedder_.EmbedOne("one");
+  const FactEmbedding batch[] = {{ids[0], 1, good},
+                                 {ids[1], 1, std::vector<float>(good.size(), std::nanf(""))}};
+  EXPECT_EQ(catalog_->SetEmbeddings(embedder_.id(), batch).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(catalog_->FactsWithoutEmbedding(embedder_.id(), 5)->size(), 2u);
 }
 
 TEST_F(RetrieverTest, RanksAsABruteForceOverEveryFactDoes) {
