@@ -53,6 +53,8 @@ struct NewFact {
   std::vector<std::int32_t> source_turn_indexes;  ///< into IngestBatch::turns
   std::vector<float> embedding;                   ///< empty: pending
   std::vector<std::string> supersedes;            ///< ids of facts this one contradicts
+  /// Of an imported fact, in order; written instead of the event that this adding is.
+  std::vector<HistoryEntry> history;
 };
 
 struct IngestBatch {

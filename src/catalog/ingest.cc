@@ -51,6 +51,8 @@ class Ingestion {
   std::vector<TurnId> Sources(const NewFact& item);
   /// The fact's row.
   std::int64_t Insert(const Fact& fact, const PreparedFact& prepared);
+  void AddOwnHistory(const Fact& fact);
+  void AddGivenHistory(const Fact& fact, const std::vector<HistoryEntry>& history);
   void Supersede(const NewFact& item, const std::string& by);
 
   Connection& connection_;
@@ -121,6 +123,11 @@ Status Ingestion::AddFact(const NewFact& item, const PreparedFact& prepared) {
                            "' already, with another text");
     }
     const std::int64_t row = Insert(fact, prepared);
+    if (item.history.empty()) {
+      AddOwnHistory(fact);
+    } else {
+      AddGivenHistory(fact, item.history);
+    }
     if (!prepared.embedding.empty()) {
       if (embedder_ == 0) embedder_ = InternName(connection_, batch_.embedder_id);
       StoreEmbedding(connection_, row, embedder_, prepared.embedding);
@@ -164,6 +171,11 @@ std::int64_t Ingestion::Insert(const Fact& fact, const PreparedFact& prepared) {
       .Run();
   const std::int64_t row = connection_.LastInsertRow();
   IndexKeywords(connection_, row, batch_.scope_id, prepared.indexed_text);
+  return row;
+}
+
+void Ingestion::AddOwnHistory(const Fact& fact) {
+  const TimeMs created = fact.created_at_ms != 0 ? fact.created_at_ms : now_;
   Fact owned;
   owned.id = fact.id;
   owned.scope_id = batch_.scope_id;
@@ -174,9 +186,33 @@ std::int64_t Ingestion::Insert(const Fact& fact, const PreparedFact& prepared) {
   event.fact = &owned;
   event.new_text = fact.text;
   event.created_at_ms = created;
-  event.updated_at_ms = updated;
+  event.updated_at_ms = fact.updated_at_ms != 0 ? fact.updated_at_ms : created;
   AddHistory(connection_, event);
-  return row;
+}
+
+void Ingestion::AddGivenHistory(const Fact& fact, const std::vector<HistoryEntry>& history) {
+  for (const HistoryEntry& entry : history) {
+    Fact owned;
+    owned.id = fact.id;
+    owned.scope_id = batch_.scope_id;
+    owned.actor_id = entry.actor_id;
+    owned.role = entry.role;
+    HistoryEvent event;
+    event.event = entry.event.c_str();
+    event.fact = &owned;
+    event.old_text = entry.old_text;
+    event.new_text = entry.new_text;
+    event.created_at_ms = entry.created_at_ms != 0 ? entry.created_at_ms : now_;
+    event.updated_at_ms = entry.updated_at_ms != 0 ? entry.updated_at_ms : event.created_at_ms;
+    event.is_deleted = entry.is_deleted;
+    if (entry.event == "SUPERSEDE") {
+      // The new text is another fact's and goes when that one is forgotten; one that is not named
+      // could not be forgotten.
+      event.other_fact_id = fact.superseded_by;
+      if (fact.superseded_by.empty()) event.new_text.reset();
+    }
+    AddHistory(connection_, event);
+  }
 }
 
 void Ingestion::Supersede(const NewFact& item, const std::string& by) {

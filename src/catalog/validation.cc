@@ -1,5 +1,7 @@
 #include "catalog/validation.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -22,6 +24,18 @@ Status CheckTurn(const Turn& turn) {
   return CheckText("turn content", turn.content);
 }
 
+Status CheckHistoryEntry(const HistoryEntry& entry) {
+  constexpr auto kEvents =
+      std::to_array<std::string_view>({"ADD", "UPDATE", "DELETE", "SUPERSEDE"});
+  if (std::find(kEvents.begin(), kEvents.end(), entry.event) == kEvents.end()) {
+    return InvalidArgument("a history entry's event must be ADD, UPDATE, DELETE or SUPERSEDE");
+  }
+  INFERSCALE_RETURN_IF_ERROR(CheckText("history actor_id", entry.actor_id));
+  INFERSCALE_RETURN_IF_ERROR(CheckText("history role", entry.role));
+  INFERSCALE_RETURN_IF_ERROR(CheckText("history old text", entry.old_text.value_or("")));
+  return CheckText("history new text", entry.new_text.value_or(""));
+}
+
 Status CheckFact(const NewFact& item, std::size_t turns) {
   const Fact& fact = item.fact;
   INFERSCALE_RETURN_IF_ERROR(CheckFactText(fact.text));
@@ -31,6 +45,9 @@ Status CheckFact(const NewFact& item, std::size_t turns) {
   INFERSCALE_RETURN_IF_ERROR(CheckText("fact actor_id", fact.actor_id));
   INFERSCALE_RETURN_IF_ERROR(CheckText("fact superseded_by", fact.superseded_by));
   INFERSCALE_RETURN_IF_ERROR(CheckExpirationDate(fact.expiration_date));
+  for (const HistoryEntry& entry : item.history) {
+    INFERSCALE_RETURN_IF_ERROR(CheckHistoryEntry(entry));
+  }
   for (const std::string& id : item.supersedes) {
     INFERSCALE_RETURN_IF_ERROR(CheckText("superseded fact id", id));
   }

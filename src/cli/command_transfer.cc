@@ -120,23 +120,24 @@ struct Imported {
 };
 
 /// Stores one batch of a scope; facts whose id exists already are left out and counted.
-Status ImportBatch(MemoryService& service, const Scope& scope, std::vector<Fact> facts,
+Status ImportBatch(MemoryService& service, const Scope& scope, std::vector<PortableFact> facts,
                    Imported* imported) {
   std::vector<std::string> ids;
-  for (const Fact& fact : facts) {
-    if (!fact.id.empty()) ids.push_back(fact.id);
+  for (const PortableFact& fact : facts) {
+    if (!fact.fact.id.empty()) ids.push_back(fact.fact.id);
   }
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> known, service.catalog().GetFacts(ids));
   std::set<std::string> taken;
   for (const Fact& fact : known) taken.insert(fact.id);
   std::vector<NewFact> fresh;
-  for (Fact& fact : facts) {
-    if (!fact.id.empty() && !taken.insert(fact.id).second) {
+  for (PortableFact& fact : facts) {
+    if (!fact.fact.id.empty() && !taken.insert(fact.fact.id).second) {
       ++imported->known_ids;
       continue;
     }
     NewFact item;
-    item.fact = std::move(fact);
+    item.fact = std::move(fact.fact);
+    item.history = std::move(fact.history);
     fresh.push_back(std::move(item));
   }
   if (fresh.empty()) return OkStatus();
@@ -157,10 +158,11 @@ Result<int> Import(const ImportOptions& options, CliContext& context) {
   if (facts.empty()) return InvalidArgument(options.file + " holds no facts");
   // --user says whose they become; without it every fact stays its owner's.
   const bool to_user = context.loaded.sources.at("user") == ConfigSource::kFlag;
-  std::map<Scope, std::vector<Fact>, ScopeOrder> by_scope;
+  std::map<Scope, std::vector<PortableFact>, ScopeOrder> by_scope;
   for (PortableFact& fact : facts) {
     const bool own = !to_user && fact.scope.HasOwner();
-    by_scope[own ? fact.scope : context.scope()].push_back(std::move(fact.fact));
+    const Scope owner = own ? fact.scope : context.scope();
+    by_scope[owner].push_back(std::move(fact));
   }
 
   INFERSCALE_ASSIGN_OR_RETURN(const OpenedService opened,
@@ -175,7 +177,7 @@ Result<int> Import(const ImportOptions& options, CliContext& context) {
       if (InterruptScope::Interrupted()) break;
       if (progress) progress->Update(static_cast<std::int64_t>(imported.done));
       const std::size_t end = std::min(begin + kImportBatch, items.size());
-      std::vector<Fact> batch(
+      std::vector<PortableFact> batch(
           std::make_move_iterator(items.begin() + static_cast<std::ptrdiff_t>(begin)),
           std::make_move_iterator(items.begin() + static_cast<std::ptrdiff_t>(end)));
       const Status status = ImportBatch(*opened.service, scope, std::move(batch), &imported);

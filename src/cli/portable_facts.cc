@@ -1,6 +1,7 @@
 #include "cli/portable_facts.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -30,6 +31,40 @@ Result<TimeMs> OptionalTime(const json& item, const char* key) {
   Result<TimeMs> time = ParseIso8601(text);
   if (!time.ok()) return time.status().WithContext(std::string("\"") + key + "\"");
   return time;
+}
+
+/// A text, or nothing when it is missing or null.
+Result<std::optional<std::string>> TextIfAny(const json& item, const char* key) {
+  const auto found = item.find(key);
+  if (found == item.end() || found->is_null()) return std::optional<std::string>();
+  if (!found->is_string()) return InvalidArgument(std::string("\"") + key + "\" must be text");
+  return std::optional(found->get<std::string>());
+}
+
+Result<std::vector<HistoryEntry>> ParseHistory(const json& item) {
+  std::vector<HistoryEntry> history;
+  const auto found = item.find("history");
+  if (found == item.end() || found->is_null()) return history;
+  if (!found->is_array()) return InvalidArgument("\"history\" must be a list");
+  for (const json& given : *found) {
+    if (!given.is_object()) return InvalidArgument("\"history\" must hold objects");
+    HistoryEntry entry;
+    INFERSCALE_ASSIGN_OR_RETURN(entry.event, OptionalText(given, "event"));
+    if (entry.event != "ADD" && entry.event != "UPDATE" && entry.event != "DELETE" &&
+        entry.event != "SUPERSEDE") {
+      return InvalidArgument("\"event\" of a \"history\" must be ADD, UPDATE, DELETE or SUPERSEDE");
+    }
+    INFERSCALE_ASSIGN_OR_RETURN(entry.old_text, TextIfAny(given, "old_memory"));
+    INFERSCALE_ASSIGN_OR_RETURN(entry.new_text, TextIfAny(given, "new_memory"));
+    INFERSCALE_ASSIGN_OR_RETURN(entry.actor_id, OptionalText(given, "actor_id"));
+    INFERSCALE_ASSIGN_OR_RETURN(entry.role, OptionalText(given, "role"));
+    INFERSCALE_ASSIGN_OR_RETURN(entry.created_at_ms, OptionalTime(given, "created_at"));
+    INFERSCALE_ASSIGN_OR_RETURN(entry.updated_at_ms, OptionalTime(given, "updated_at"));
+    const auto deleted = given.find("is_deleted");
+    entry.is_deleted = deleted != given.end() && deleted->is_boolean() && deleted->get<bool>();
+    history.push_back(std::move(entry));
+  }
+  return history;
 }
 
 Result<PortableFact> ParseFact(const json& item) {
@@ -70,6 +105,7 @@ Result<PortableFact> ParseFact(const json& item) {
       fact.name = name->get<std::string>();
     }
   }
+  INFERSCALE_ASSIGN_OR_RETURN(portable.history, ParseHistory(item));
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.user, OptionalText(item, "user_id"));
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.agent, OptionalText(item, "agent_id"));
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.run, OptionalText(item, "run_id"));

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "inferscale/catalog.h"
 #include "inferscale/result.h"
 #include "inferscale/types.h"
 
@@ -16,13 +17,14 @@ namespace inferscale {
 struct PortableFact {
   Fact fact;
   Scope scope;  ///< as given; may have no owner
+  std::vector<HistoryEntry> history;
 };
 
 /// JSON Lines with a fact an object, or one JSON document: an array of them, or an object that
 /// holds it as "results" or "memories". A fact has "memory" (or "text"), and perhaps "id",
 /// "metadata", "name", "role", "actor_id", "event_time", "created_at", "updated_at",
-/// "expiration_date", "superseded_by" and user_id, agent_id, run_id, app_id. All or nothing:
-/// kInvalidArgument names the line or item to blame; text that is not UTF-8 is refused.
+/// "expiration_date", "superseded_by", "history" and user_id, agent_id, run_id, app_id. All or
+/// nothing: kInvalidArgument names the line or item to blame; text that is not UTF-8 is refused.
 Result<std::vector<PortableFact>> ParsePortableFacts(std::string_view content,
                                                      const std::string& name);
 

@@ -45,6 +45,37 @@ TEST_F(CatalogTest, FindScopesMatchesTheIdsGiven) {
   EXPECT_THAT(ids(query), IsEmpty());
 }
 
+TEST_F(CatalogTest, AnImportedFactKeepsItsHistory) {
+  NewFact fact = FactOf("Anna lives in Rome");
+  HistoryEntry added;
+  added.event = "ADD";
+  added.new_text = "Anna lives in Bern";
+  added.created_at_ms = added.updated_at_ms = 1000;
+  HistoryEntry updated = added;
+  updated.event = "UPDATE";
+  updated.old_text = "Anna lives in Bern";
+  updated.new_text = "Anna lives in Rome";
+  updated.role = "user";
+  updated.updated_at_ms = 2000;
+  fact.history = {added, updated};
+  const std::string id = Add(ScopeOf("anna"), {fact})[0];
+  const std::vector<HistoryEntry> history = *catalog_->History(id);
+  ASSERT_THAT(history, SizeIs(2));
+  EXPECT_EQ(history[0].event, "ADD");
+  EXPECT_EQ(history[0].new_text, "Anna lives in Bern");
+  EXPECT_EQ(history[1].old_text, "Anna lives in Bern");
+  EXPECT_EQ(history[1].role, "user");
+  EXPECT_EQ(history[1].updated_at_ms, 2000);
+
+  NewFact hostile = FactOf("something else");
+  hostile.history = {added};
+  hostile.history[0].event = "EAT";
+  IngestBatch batch;
+  batch.scope_id = ScopeOf("anna");
+  batch.facts = {hostile};
+  EXPECT_EQ(catalog_->Ingest(batch).status().code(), StatusCode::kInvalidArgument);
+}
+
 TEST_F(CatalogTest, FactComesBackByteForByte) {
   NewFact fact =
       FactOf("  caf\u00e9 / cafe\u0301 \u05e9\u05dc\u05d5\u05dd 🎉'; DROP TABLE facts; --\n");

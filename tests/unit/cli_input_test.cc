@@ -126,6 +126,25 @@ TEST(PortableFacts, ReadsTheAnswerOfMem0) {
   EXPECT_EQ(fact.fact.metadata_json, R"({"city":"Rome","display_name":"Anna"})");
 }
 
+TEST(PortableFacts, ReadsAHistory) {
+  const Result<std::vector<PortableFact>> facts = ParsePortableFacts(
+      R"([{"memory": "b", "history": [{"event": "ADD", "old_memory": null, "new_memory": "a"},
+          {"event": "UPDATE", "old_memory": "a", "new_memory": "b", "role": "user",
+           "updated_at": "2025-05-07T10:00:00Z"}]}])",
+      "f");
+  ASSERT_TRUE(facts.ok()) << facts.status().ToString();
+  const std::vector<HistoryEntry>& history = facts->front().history;
+  ASSERT_EQ(history.size(), 2u);
+  EXPECT_FALSE(history[0].old_text.has_value());
+  EXPECT_EQ(history[1].old_text, "a");
+  EXPECT_EQ(history[1].role, "user");
+  EXPECT_EQ(FormatIso8601(history[1].updated_at_ms), "2025-05-07T10:00:00+00:00");
+  for (const char* bad : {R"({"memory": "b", "history": {}})", R"({"memory": "b", "history": [1]})",
+                          R"({"memory": "b", "history": [{"event": "EAT"}]})"}) {
+    EXPECT_EQ(ParsePortableFacts(bad, "f").status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+}
+
 TEST(PortableFacts, ReadsLinesArraysAndSingleFacts) {
   EXPECT_EQ(ParsePortableFacts("{\"memory\":\"a\"}\n\n{\"text\":\"b\"}\n", "f")->size(), 2u);
   EXPECT_EQ(ParsePortableFacts("[{\"memory\":\"a\"},{\"memory\":\"b\"}]", "f")->size(), 2u);
