@@ -71,7 +71,7 @@ std::string BreakCombiningRuns(std::string_view text) {
 }
 
 std::string Map(std::string_view text, int options) {
-  const std::string input = BreakCombiningRuns(ToValidUtf8(text));
+  std::string input = BreakCombiningRuns(ToValidUtf8(text));
   utf8proc_uint8_t* mapped = nullptr;
   const utf8proc_ssize_t size =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(input.data()),

@@ -18,7 +18,7 @@ namespace {
 /// Compatibility forms (full-width letters, half-width Kana) and cases made one. Words keep their
 /// form when that would need more memory than there is.
 std::string Folded(std::string_view text) {
-  const std::string safe = Nfc(text);  // valid UTF-8 with bounded runs of marks
+  std::string safe = Nfc(text);  // valid UTF-8 with bounded runs of marks
   utf8proc_uint8_t* mapped = nullptr;
   const utf8proc_ssize_t size =
       utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(safe.data()),

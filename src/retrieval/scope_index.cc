@@ -20,7 +20,7 @@ Status ScopeIndex::Refresh(Catalog& catalog, const std::string& embedder_id, con
   const bool current = loaded_ && epoch_ >= info.epoch && revision_ >= info.revision;
   if (current && today_ == today) return OkStatus();
   if (!current) {
-    const Status loaded = Load(catalog, embedder_id, info);
+    Status loaded = Load(catalog, embedder_id, info);
     if (!loaded.ok()) {
       Clear();
       return loaded;
