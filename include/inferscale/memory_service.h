@@ -130,9 +130,12 @@ class MemoryService {
 
   /// The prompt a chat would send for these facts, without retrieval (evaluation, benchmarks).
   /// \param facts best first.
+  /// \param compute_best this many of the best are computed although their KV is there.
+  /// \param fallbacks if not null, gets what composing could not do ("over_budget", "template").
   Result<Composition> ComposeFor(const Scope& scope, std::span<const ChatMessage> messages,
                                  std::span<const Fact> facts, MemoryMode mode,
-                                 std::int32_t compute_best = 0);
+                                 std::int32_t compute_best = 0,
+                                 std::vector<Fallback>* fallbacks = nullptr);
 
   Result<PendingWork> Pending();
   /// Waits until no work is pending; `progress` is called about four times a second and returns

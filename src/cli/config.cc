@@ -135,7 +135,8 @@ constexpr ConfigOption kOptions[] = {
      "server or a model that passed doctor's check, else verbatim.",
      false, SetExtraction, Get<&Config::extraction>},
     {"recipe", "primer",
-     "bare, header, primer, primer:N, owner-primer, owner-primer:N, window:N or header-window:N",
+     "bare, header, primer[:N], owner-primer[:N], both-primer[:N], turn-primer[:N], window:N, "
+     "header-window:N or window-primer:N",
      "What a fact is encoded behind.", false, SetRecipe, Get<&Config::recipe>},
     {"codec", "int4", "f32, f16, bf16, int8 or int4", "How stored keys and values are compressed.",
      false, SetCodec, Get<&Config::codec>},

@@ -1,6 +1,7 @@
 #include "encode/fact_encoder.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "base/bytes.h"
@@ -14,6 +15,12 @@ constexpr std::size_t kMaxPrimerContexts = 1024;
 
 /// Memory for remembered served lines: some 200,000 facts.
 constexpr std::size_t kMaxServedBytes = std::size_t{64} << 20;
+
+/// Example facts in front of a window: the length of the generic primer's own default.
+constexpr std::int32_t kWindowPrimerFacts = 10;
+
+/// Turns before and after a fact's own among which its subject's partner is looked for.
+constexpr std::int32_t kPartnerDistance = 16;
 
 std::string TurnRef(TurnId id) { return "turn:" + std::to_string(id); }
 
@@ -42,7 +49,9 @@ FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCode
     identity += part;
   }
   const std::string names[] = {"A", "B"};
-  identity += PrimerLines(recipe_.count, names);
+  identity += PrimerLines(
+      recipe_.kind == RecipeKind::kWindowPrimer ? kWindowPrimerFacts : recipe_.count, names,
+      recipe_.kind == RecipeKind::kTurnPrimer ? GenericTurnPrimer() : GenericPrimer());
   encoding_id_ = HexEncode(Sha256(identity)).substr(0, 32);
 }
 
@@ -119,51 +128,91 @@ std::shared_ptr<const TokenIds> FactEncoder::PrimerContext(const TokenIds& openi
   return primer_contexts_[lines] = std::move(context);
 }
 
+Status FactEncoder::AppendWindow(const Fact& fact, const ScopeInfo& scope, bool bullets,
+                                 TokenIds* context, std::vector<std::string>* saw) {
+  if (fact.source_turns.empty()) return OkStatus();
+  const TurnId first = *std::min_element(fact.source_turns.begin(), fact.source_turns.end());
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Turn> turns,
+                              catalog_.TurnsBefore(fact.scope_id, first, recipe_.count));
+  for (const Turn& turn : turns) {
+    Fact line;
+    line.name = turn.name;
+    line.text = turn.content;
+    line.event_time_ms = bullets ? turn.time_ms : 0;
+    const std::string served = ServedLine(line, scope.display_name);
+    // The paper's windows are plain turns: no bullet, no date.
+    const TokenIds ids =
+        engine_.Tokenize(bullets ? std::string_view(served) : std::string_view(served).substr(2));
+    context->insert(context->end(), ids.begin(), ids.end());
+    saw->push_back(TurnRef(turn.id));
+  }
+  return OkStatus();
+}
+
+Result<std::string> FactEncoder::Partner(const Fact& fact, const std::string& subject,
+                                         std::vector<std::string>* saw) {
+  if (fact.source_turns.empty()) return std::string();
+  const TurnId source = fact.source_turns.front();
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const std::vector<Turn> turns,
+      catalog_.TurnsBefore(fact.scope_id, source + kPartnerDistance, 2 * kPartnerDistance));
+  const Turn* nearest = nullptr;
+  const auto distance = [&](const Turn& turn) { return std::abs(turn.id - source); };
+  for (const Turn& turn : turns) {
+    if (turn.name.empty() || turn.name == subject) continue;
+    if (nearest == nullptr || distance(turn) < distance(*nearest)) nearest = &turn;
+  }
+  if (nearest == nullptr) return std::string();
+  saw->push_back(TurnRef(nearest->id));
+  return nearest->name;
+}
+
 Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact,
                                                              const ScopeInfo& scope,
                                                              std::vector<std::string>* saw) {
   if (recipe_.kind == RecipeKind::kBare) return std::make_shared<const TokenIds>();
-  if (recipe_.kind == RecipeKind::kWindow || recipe_.kind == RecipeKind::kHeaderWindow) {
-    const bool with_header = recipe_.kind == RecipeKind::kHeaderWindow;
+  if (recipe_.kind == RecipeKind::kWindow) {
     auto context = std::make_shared<TokenIds>();
-    if (with_header) {
-      INFERSCALE_ASSIGN_OR_RETURN(const auto opening, Opening());
-      *context = *opening;
-    }
-    if (fact.source_turns.empty()) return std::shared_ptr<const TokenIds>(std::move(context));
-    const TurnId first = *std::min_element(fact.source_turns.begin(), fact.source_turns.end());
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Turn> turns,
-                                catalog_.TurnsBefore(fact.scope_id, first, recipe_.count));
-    for (const Turn& turn : turns) {
-      Fact line;
-      line.name = turn.name;
-      line.text = turn.content;
-      line.event_time_ms = with_header ? turn.time_ms : 0;
-      const std::string served = ServedLine(line, scope.display_name);
-      // The paper's windows are plain turns: no bullet, no date.
-      const TokenIds ids = engine_.Tokenize(with_header ? std::string_view(served)
-                                                        : std::string_view(served).substr(2));
-      context->insert(context->end(), ids.begin(), ids.end());
-      saw->push_back(TurnRef(turn.id));
-    }
+    INFERSCALE_RETURN_IF_ERROR(AppendWindow(fact, scope, false, context.get(), saw));
     return std::shared_ptr<const TokenIds>(std::move(context));
   }
   INFERSCALE_ASSIGN_OR_RETURN(const auto opening, Opening());
-  if (recipe_.kind == RecipeKind::kHeader) return opening;
-  if (recipe_.kind == RecipeKind::kOwnerPrimer) {
-    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
-                                catalog_.OldestFacts(fact.scope_id, recipe_.count));
-    std::string lines;
-    for (const Fact& example : oldest) {
-      if (example.id == fact.id) continue;
-      lines += ServedLine(example, scope.display_name);
-      saw->push_back(example.id);
+  // The fact's own subject and nobody else, but for kBothPrimer: a fact's KV then depends on no
+  // other fact of its owner, and nothing is encoded again when a second person turns up.
+  std::vector<std::string> names{ServedName(fact, scope.display_name)};
+  switch (recipe_.kind) {
+    case RecipeKind::kHeader:
+      return opening;
+    case RecipeKind::kHeaderWindow:
+    case RecipeKind::kWindowPrimer: {
+      auto context = std::make_shared<TokenIds>(
+          recipe_.kind == RecipeKind::kHeaderWindow
+              ? *opening
+              : *PrimerContext(*opening, PrimerLines(kWindowPrimerFacts, names)));
+      INFERSCALE_RETURN_IF_ERROR(AppendWindow(fact, scope, true, context.get(), saw));
+      return std::shared_ptr<const TokenIds>(std::move(context));
     }
-    return PrimerContext(*opening, lines);
+    case RecipeKind::kOwnerPrimer: {
+      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
+                                  catalog_.OldestFacts(fact.scope_id, recipe_.count));
+      std::string lines;
+      for (const Fact& example : oldest) {
+        if (example.id == fact.id) continue;
+        lines += ServedLine(example, scope.display_name);
+        saw->push_back(example.id);
+      }
+      return PrimerContext(*opening, lines);
+    }
+    case RecipeKind::kTurnPrimer:
+      return PrimerContext(*opening, PrimerLines(recipe_.count, names, GenericTurnPrimer()));
+    case RecipeKind::kBothPrimer: {
+      INFERSCALE_ASSIGN_OR_RETURN(std::string partner, Partner(fact, names.front(), saw));
+      if (!partner.empty()) names.push_back(std::move(partner));
+      break;
+    }
+    default:
+      break;
   }
-  // The fact's own subject and nobody else: a fact's KV then depends on no other fact of its owner,
-  // and nothing is encoded again when a second person turns up.
-  const std::string names[] = {ServedName(fact, scope.display_name)};
   return PrimerContext(*opening, PrimerLines(recipe_.count, names));
 }
 

@@ -53,6 +53,12 @@ class FactEncoder {
  private:
   Result<std::shared_ptr<const TokenIds>> Context(const Fact& fact, const ScopeInfo& scope,
                                                   std::vector<std::string>* saw);
+  /// Appends the turns before the fact, as dated bullets or as plain turns.
+  Status AppendWindow(const Fact& fact, const ScopeInfo& scope, bool bullets, TokenIds* context,
+                      std::vector<std::string>* saw);
+  /// The nearest other speaker around the fact's turns, or empty.
+  Result<std::string> Partner(const Fact& fact, const std::string& subject,
+                              std::vector<std::string>* saw);
   Result<std::shared_ptr<const TokenIds>> Opening();
   std::shared_ptr<const TokenIds> PrimerContext(const TokenIds& opening, const std::string& lines);
   Result<std::vector<std::uint8_t>> Secret(const std::string& tenant);

@@ -24,7 +24,16 @@ constexpr RecipeName kNames[] = {
     {RecipeKind::kOwnerPrimer, "owner-primer", 10, kMaxPrimerFacts},
     {RecipeKind::kWindow, "window", 5, kMaxWindowTurns},
     {RecipeKind::kHeaderWindow, "header-window", 5, kMaxWindowTurns},
+    {RecipeKind::kWindowPrimer, "window-primer", 5, kMaxWindowTurns},
+    {RecipeKind::kTurnPrimer, "turn-primer", 10, kMaxPrimerFacts},
+    {RecipeKind::kBothPrimer, "both-primer", 10, kMaxPrimerFacts},
 };
+
+/// Their number is a part of what they are, so their names always carry it.
+bool CountsTurns(RecipeKind kind) {
+  return kind == RecipeKind::kWindow || kind == RecipeKind::kHeaderWindow ||
+         kind == RecipeKind::kWindowPrimer;
+}
 
 const RecipeName& NameOf(RecipeKind kind) {
   for (const RecipeName& entry : kNames) {
@@ -87,13 +96,13 @@ Result<Recipe> Recipe::Parse(std::string_view name) {
   }
   return InvalidArgument(
       "unknown recipe \"" + std::string(name) +
-      "\"; known: primer[:N], owner-primer[:N], header, bare, window:N, header-window:N");
+      "\"; known: primer[:N], owner-primer[:N], both-primer[:N], turn-primer[:N], header, bare, "
+      "window:N, header-window:N, window-primer:N");
 }
 
 std::string Recipe::Name() const {
   const RecipeName& entry = NameOf(kind);
-  if (entry.max_count == 0 || (count == entry.default_count && kind != RecipeKind::kWindow &&
-                               kind != RecipeKind::kHeaderWindow)) {
+  if (entry.max_count == 0 || (count == entry.default_count && !CountsTurns(kind))) {
     return std::string(entry.name);
   }
   return std::string(entry.name) + ":" + std::to_string(count);
@@ -139,9 +148,10 @@ std::string ServedLine(const Fact& fact, std::string_view scope_name) {
               ServedName(fact, scope_name), fact.text);
 }
 
-std::string PrimerLines(std::int32_t count, std::span<const std::string> names) {
+std::string PrimerLines(std::int32_t count, std::span<const std::string> names,
+                        std::span<const PrimerFact> primer) {
   std::string lines;
-  for (const PrimerFact& fact : GenericPrimer()) {
+  for (const PrimerFact& fact : primer) {
     if (count-- <= 0) break;
     const std::string name =
         names.empty() ? "The user" : names[static_cast<std::size_t>(fact.who) % names.size()];

@@ -24,14 +24,17 @@ enum class RecipeKind {
   kOwnerPrimer,   ///< the same with the owner's own oldest facts as the list
   kWindow,        ///< the turns before the fact, nothing else (the paper's Context-Window Encoding)
   kHeaderWindow,  ///< opening, header, and those turns written as dated bullets
+  kWindowPrimer,  ///< opening, header, the generic primer, then those dated bullets
+  kTurnPrimer,    ///< opening, header and a fixed list of chat turns under the owner's name
+  kBothPrimer,    ///< the generic primer, about the fact's subject and its partner in turn
 };
 
 struct Recipe {
   RecipeKind kind = RecipeKind::kPrimer;
   std::int32_t count = 10;  ///< primer facts, or turns of the window
 
-  /// "bare", "header", "primer", "primer:N", "owner-primer", "owner-primer:N", "window:N",
-  /// "header-window:N".
+  /// "bare", "header", "primer[:N]", "owner-primer[:N]", "turn-primer[:N]", "both-primer[:N]",
+  /// "window:N", "header-window:N", "window-primer:N".
   static Result<Recipe> Parse(std::string_view name);
   std::string Name() const;
   bool operator==(const Recipe&) const = default;
@@ -68,9 +71,12 @@ struct PrimerFact {
 };
 /// The fixed generic list (primer.cc), written for the project.
 std::span<const PrimerFact> GenericPrimer();
+/// The same for facts that are turns, word for word (turn_primer.cc).
+std::span<const PrimerFact> GenericTurnPrimer();
 
 /// The served lines of the first `count` primer facts with the names put in; names[who % size].
-std::string PrimerLines(std::int32_t count, std::span<const std::string> names);
+std::string PrimerLines(std::int32_t count, std::span<const std::string> names,
+                        std::span<const PrimerFact> primer = GenericPrimer());
 
 }  // namespace inferscale
 

@@ -32,7 +32,7 @@ Result<BenchReport> BenchCodec(EvalContext& context, const BenchOptions& options
     INFERSCALE_ASSIGN_OR_RETURN(EvalSession session, EvalSession::Open(context, service_options));
     if (!session.capabilities().kv_injection) return Unsupported(session.capabilities().kv_refusal);
     INFERSCALE_RETURN_IF_ERROR(
-        session.Ingest(scope, demo, IngestSource::kFacts, static_cast<std::size_t>(options.facts)));
+        session.Ingest(scope, demo, {.max_facts = static_cast<std::size_t>(options.facts)}));
     INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding facts in " + name));
     const KvStoreStats stats = session.engine().StoreStats();
     bytes_a_fact[name] = static_cast<double>(stats.file_bytes) /

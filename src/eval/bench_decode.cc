@@ -146,7 +146,7 @@ Result<BenchReport> BenchDecode(EvalContext& context, const BenchOptions& option
   Scope scope;
   scope.user = "inferscale-bench";
   const auto stored = static_cast<std::size_t>(options.facts > 0 ? options.facts : 60);
-  INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, IngestSource::kFacts, stored));
+  INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, {.max_facts = stored}));
   INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding facts"));
   INFERSCALE_ASSIGN_OR_RETURN(
       const std::vector<SearchHit> hits,

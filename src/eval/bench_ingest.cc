@@ -67,7 +67,7 @@ Result<BenchReport> BenchIngest(EvalContext& context, const BenchOptions& option
   Engine& engine = session.engine();
   Scope scope;
   scope.user = "inferscale-bench";
-  INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, IngestSource::kFacts));
+  INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, {}));
   INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding facts"));
   BenchReport report;
 

@@ -50,7 +50,7 @@ Result<BenchReport> BenchTtft(EvalContext& context, const BenchOptions& options)
   if (!session.capabilities().kv_injection) return Unsupported(session.capabilities().kv_refusal);
   Scope scope;
   scope.user = "inferscale-bench";
-  INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, IngestSource::kFacts));
+  INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope, demo, {}));
   INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding facts"));
 
   const auto count = static_cast<std::size_t>(options.questions > 0 ? options.questions : 7);

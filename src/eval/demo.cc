@@ -190,7 +190,8 @@ class Demo {
   }
 
   Status Ingest(EvalSession& session, const EvalConversation& history, IngestSource source) {
-    INFERSCALE_RETURN_IF_ERROR(session.Ingest(scope_, history, source, plan_.facts));
+    INFERSCALE_RETURN_IF_ERROR(
+        session.Ingest(scope_, history, {.source = source, .max_facts = plan_.facts}));
     const double before = Elapsed();
     INFERSCALE_RETURN_IF_ERROR(session.WaitIdle("encoding facts"));
     result_.encode_seconds = Elapsed() - before;

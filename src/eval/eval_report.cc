@@ -1,8 +1,55 @@
 #include "eval/eval_report.h"
 
 #include <algorithm>
+#include <ostream>
+
+#include "base/files.h"
+#include "eval/progress.h"
 
 namespace inferscale {
+namespace {
+
+/// The settings that a file of results was measured under, for people.
+std::vector<std::pair<std::string, std::string>> Settings(const nlohmann::json& header,
+                                                          const ReportScope& scope) {
+  const auto text = [&](const char* name) {
+    const auto found = header.find(name);
+    if (found == header.end()) return std::string();
+    return found->is_string() ? found->get<std::string>() : found->dump();
+  };
+  const std::string ingest = text("ingest");
+  std::vector<std::pair<std::string, std::string>> settings{
+      {"model", text("model")},
+      {"facts", ingest == "facts"      ? "given observations"
+                : ingest == "verbatim" ? "verbatim turns"
+                                       : ingest},
+      {"questions", std::to_string(scope.questions.size())},
+      {"seed", std::to_string(scope.seed)}};
+  if (header.contains("system")) settings.emplace_back("system message", text("system"));
+  if (header.contains("names")) settings.emplace_back("names", text("names"));
+  if (header.contains("profile")) settings.emplace_back("always served facts", text("profile"));
+  return settings;
+}
+
+/// What would make the figures mean something else than they seem to.
+std::vector<std::string> Warnings(const std::vector<Summary>& rows) {
+  std::vector<std::string> warnings;
+  for (const Summary& row : rows) {
+    const std::string where = "k = " + std::to_string(row.k) + ", " + row.mode +
+                              (row.recipe.empty() ? "" : " " + row.recipe + " " + row.codec);
+    if (row.left_out > 0) {
+      warnings.push_back(where + ": " + Decimal(row.left_out, 1) +
+                         " facts a question had no room in the context");
+    }
+    if (row.not_injected > 0) {
+      warnings.push_back(where + ": " + Decimal(row.not_injected, 1) +
+                         " blocks a question were computed because their KV was missing");
+    }
+  }
+  return warnings;
+}
+
+}  // namespace
 
 Table SummaryTable(const std::vector<Summary>& rows) {
   const bool generated =
@@ -17,6 +64,7 @@ Table SummaryTable(const std::vector<Summary>& rows) {
     const bool text = row.mode == "text";
     std::string mode = row.mode;
     if (!row.recipe.empty()) mode += " " + row.recipe + " " + row.codec;
+    if (row.best > 0) mode += " best " + std::to_string(row.best);
     std::vector<std::string> cells = {std::to_string(row.k),
                                       mode,
                                       std::to_string(row.n),
@@ -42,6 +90,7 @@ Table SummaryTable(const std::vector<Summary>& rows) {
 std::string EvalReportMarkdown(const EvalReport& report) {
   std::string text = "# " + report.title + "\n\n";
   for (const auto& [name, value] : report.settings) text += "- " + name + ": " + value + "\n";
+  for (const std::string& warning : report.warnings) text += "- **" + warning + "**\n";
   text +=
       "\nlogprob: mean over questions of the gold answer's log-probability a token. diff: paired "
       "difference to text "
@@ -57,6 +106,47 @@ std::string EvalReportMarkdown(const EvalReport& report) {
     text += "\n## Category " + category + "\n\n" + SummaryTable(rows).ToMarkdown();
   }
   return text;
+}
+
+Status WriteEvalReport(EvalContext& context, const ResultFile& results, const ReportScope& scope,
+                       const std::filesystem::path& out) {
+  std::set<std::string> categories;
+  for (const auto& [key, result] : results.results()) {
+    if (!result.adversarial && scope.questions.contains(key.question))
+      categories.insert(result.category);
+  }
+  EvalReport report;
+  const auto file = results.header().find("file");
+  report.title = "Evaluation on " + (file != results.header().end() && file->is_string()
+                                         ? file->get<std::string>()
+                                         : "a dataset");
+  report.settings = Settings(results.header(), scope);
+  report.rows = Summarize(results, scope.ks, {scope.questions, false, ""}, scope.seed);
+  report.adversarial = Summarize(results, scope.ks, {scope.questions, true, ""}, scope.seed);
+  for (const std::string& category : categories) {
+    report.categories.emplace_back(
+        category, Summarize(results, scope.ks, {scope.questions, false, category}, scope.seed));
+  }
+  report.warnings = Warnings(report.rows);
+  const std::filesystem::path path = out / "report.md";
+  INFERSCALE_RETURN_IF_ERROR(AtomicWriteFile(path, EvalReportMarkdown(report)));
+  for (const std::string& warning : report.warnings) Say(context, warning);
+  std::ostream& tables = context.json ? *context.progress : *context.out;
+  tables << "\n" << SummaryTable(report.rows).ToText();
+  if (!report.adversarial.empty()) {
+    tables << "\nquestions that the history does not answer (category 5)\n"
+           << SummaryTable(report.adversarial).ToText();
+  }
+  tables << "\nreport: " << std::filesystem::absolute(path).string() << std::endl;
+  if (!context.json) return OkStatus();
+  nlohmann::ordered_json json{{"rows", ToJson(report.rows)},
+                              {"adversarial", ToJson(report.adversarial)}};
+  for (const auto& [category, rows] : report.categories)
+    json["categories"][category] = ToJson(rows);
+  json["report"] = std::filesystem::absolute(path).string();
+  *context.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
+               << std::endl;
+  return OkStatus();
 }
 
 }  // namespace inferscale

@@ -2,10 +2,13 @@
 #define INFERSCALE_EVAL_EVAL_REPORT_H_
 
 #include <cstdint>
+#include <filesystem>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "eval/commands.h"
 #include "eval/results.h"
 #include "eval/table.h"
 
@@ -17,11 +20,23 @@ Table SummaryTable(const std::vector<Summary>& rows);
 struct EvalReport {
   std::string title;
   std::vector<std::pair<std::string, std::string>> settings;  ///< name, value
+  std::vector<std::string> warnings;
   std::vector<Summary> rows;
   std::vector<Summary> adversarial;
   std::vector<std::pair<std::string, std::vector<Summary>>> categories;
 };
 std::string EvalReportMarkdown(const EvalReport& report);
+
+/// What a report is about.
+struct ReportScope {
+  std::vector<std::int32_t> ks;
+  std::set<std::string> questions;
+  std::uint64_t seed = 1;
+};
+/// Summarises results, writes `out`/report.md, and prints the tables, or with --json the object of
+/// docs/measuring.md.
+Status WriteEvalReport(EvalContext& context, const ResultFile& results, const ReportScope& scope,
+                       const std::filesystem::path& out);
 
 }  // namespace inferscale
 

@@ -16,6 +16,10 @@ double NumberOr(const nlohmann::json& json, const char* name, double otherwise) 
   return found != json.end() && found->is_number() ? found->get<double>() : otherwise;
 }
 
+std::int32_t CountOr(const nlohmann::json& json, const char* name, std::int32_t otherwise) {
+  return static_cast<std::int32_t>(std::clamp(NumberOr(json, name, otherwise), 0.0, 2e9));
+}
+
 std::int32_t ModeRank(const std::string& mode) {
   return mode == "none" ? 0 : mode == "text" ? 1 : 2;
 }
@@ -32,6 +36,7 @@ nlohmann::json ToJson(const QuestionResult& result) {
                       {"mode", result.key.mode},
                       {"recipe", result.key.recipe},
                       {"codec", result.key.codec},
+                      {"best", result.key.best},
                       {"category", result.category},
                       {"adversarial", result.adversarial},
                       {"logprob", result.logprob},
@@ -40,6 +45,8 @@ nlohmann::json ToJson(const QuestionResult& result) {
                       {"ttft_ms", result.ttft_ms},
                       {"injected_tokens", result.injected_tokens},
                       {"computed_tokens", result.computed_tokens}};
+  if (result.left_out > 0) json["left_out"] = result.left_out;
+  if (result.not_injected > 0) json["not_injected"] = result.not_injected;
   if (!result.first.empty()) {
     nlohmann::json& first = json["first"] = nlohmann::json::array();
     for (const auto& [id, logprob] : result.first.logprobs) first.push_back({id, logprob});
@@ -65,16 +72,17 @@ Result<QuestionResult> QuestionResultFromJson(const nlohmann::json& json) {
       return InvalidArgument(std::string("result: \"") + name + "\" must be a number");
     }
   }
-  result.key.k = static_cast<std::int32_t>(std::clamp(NumberOr(json, "k", 0), 0.0, 1e6));
+  result.key.k = CountOr(json, "k", 0);
+  result.key.best = CountOr(json, "best", 0);
+  result.left_out = CountOr(json, "left_out", 0);
+  result.not_injected = CountOr(json, "not_injected", 0);
   result.adversarial = json.value("adversarial", nlohmann::json(false)) == true;
   result.logprob = NumberOr(json, "logprob", 0);
   result.top = static_cast<TokenId>(std::clamp(NumberOr(json, "top", -1), -1.0, 2e9));
   result.kl = NumberOr(json, "kl", 0);
   result.ttft_ms = NumberOr(json, "ttft_ms", 0);
-  result.injected_tokens =
-      static_cast<std::int32_t>(std::clamp(NumberOr(json, "injected_tokens", 0), 0.0, 2e9));
-  result.computed_tokens =
-      static_cast<std::int32_t>(std::clamp(NumberOr(json, "computed_tokens", 0), 0.0, 2e9));
+  result.injected_tokens = CountOr(json, "injected_tokens", 0);
+  result.computed_tokens = CountOr(json, "computed_tokens", 0);
   if (json.contains("first")) {
     for (const nlohmann::json& pair : json["first"]) {
       if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_integer() ||
@@ -93,6 +101,41 @@ Result<QuestionResult> QuestionResultFromJson(const nlohmann::json& json) {
   return result;
 }
 
+Result<std::size_t> ResultFile::Load(const std::string& text) {
+  std::size_t number = 0, whole = 0;
+  for (std::size_t end; (end = text.find('\n', whole)) != std::string::npos; whole = end + 1) {
+    const std::string where = path_.string() + ":" + std::to_string(++number);
+    INFERSCALE_ASSIGN_OR_RETURN(
+        const nlohmann::json line,
+        ParseCheckedJson(std::string_view(text).substr(whole, end - whole), where));
+    if (number == 1) {
+      if (!line.is_object() || !line.contains("header")) {
+        return FailedPrecondition(where + ": no header; this is no file of results");
+      }
+      header_ = line["header"];
+    } else if (line.is_object() && line.contains("retrieved")) {
+      INFERSCALE_ASSIGN_OR_RETURN(const std::string question,
+                                  RequiredString(line, "retrieved", where));
+      retrieved_[question] = OptionalStrings(line, "facts");
+    } else {
+      Result<QuestionResult> result = QuestionResultFromJson(line);
+      if (!result.ok()) return FailedPrecondition(where + ": " + result.status().message());
+      const ResultKey key = result->key;
+      results_[key] = std::move(*result);
+    }
+  }
+  return whole;
+}
+
+Result<ResultFile> ResultFile::Read(const std::filesystem::path& path) {
+  ResultFile file;
+  file.path_ = path;
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxFileBytes));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::size_t whole, file.Load(text));
+  if (whole == 0) return FailedPrecondition(path.string() + " is empty");
+  return file;
+}
+
 Result<ResultFile> ResultFile::Open(const std::filesystem::path& path,
                                     const nlohmann::json& header) {
   ResultFile file;
@@ -101,32 +144,16 @@ Result<ResultFile> ResultFile::Open(const std::filesystem::path& path,
   std::size_t whole = 0;
   if (std::filesystem::exists(path, error)) {
     INFERSCALE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMaxFileBytes));
-    std::size_t number = 0;
-    for (std::size_t end; (end = text.find('\n', whole)) != std::string::npos; whole = end + 1) {
-      const std::string where = path.string() + ":" + std::to_string(++number);
-      INFERSCALE_ASSIGN_OR_RETURN(
-          const nlohmann::json line,
-          ParseCheckedJson(std::string_view(text).substr(whole, end - whole), where));
-      if (number == 1) {
-        if (line != nlohmann::json{{"header", header}}) {
-          return FailedPrecondition(
-              path.string() + " holds the results of a run with other settings (" +
-              line.value("header", nlohmann::json()).dump() + "); give another folder with --out");
-        }
-      } else if (line.is_object() && line.contains("retrieved")) {
-        INFERSCALE_ASSIGN_OR_RETURN(const std::string question,
-                                    RequiredString(line, "retrieved", where));
-        file.retrieved_[question] = OptionalStrings(line, "facts");
-      } else {
-        Result<QuestionResult> result = QuestionResultFromJson(line);
-        if (!result.ok()) return FailedPrecondition(where + ": " + result.status().message());
-        const ResultKey key = result->key;
-        file.results_[key] = std::move(*result);
-      }
+    INFERSCALE_ASSIGN_OR_RETURN(whole, file.Load(text));
+    if (whole > 0 && file.header_ != header) {
+      return FailedPrecondition(path.string() +
+                                " holds the results of a run with other settings (" +
+                                file.header_.dump() + "); give another folder with --out");
     }
     if (whole < text.size()) std::filesystem::resize_file(path, whole, error);
     if (error) return FailedPrecondition(path.string() + " cannot be written: " + error.message());
   }
+  file.header_ = header;
   file.out_.open(path, std::ios::app | std::ios::binary);
   if (!file.out_) return FailedPrecondition(path.string() + " cannot be written");
   if (whole == 0) INFERSCALE_RETURN_IF_ERROR(file.Append({{"header", header}}));
@@ -165,11 +192,14 @@ Status ResultFile::AddRetrieved(const std::string& question, std::vector<std::st
 std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::int32_t>& ks,
                                const SummaryFilter& filter, std::uint64_t seed) {
   struct Group {
-    std::vector<double> logprobs, differences, f1, bleu1, exact, kl, top1, ttft_ms;
+    std::vector<double> logprobs, differences, f1, bleu1, exact, kl, top1, ttft_ms, left_out,
+        not_injected;
     std::int64_t only_text = 0, only_this = 0;
     bool generated = true;
   };
-  std::map<std::tuple<std::int32_t, std::int32_t, std::string, std::string, std::string>, Group>
+  std::map<
+      std::tuple<std::int32_t, std::int32_t, std::string, std::string, std::string, std::int32_t>,
+      Group>
       groups;
   const std::set<std::int32_t> wanted(ks.begin(), ks.end());
   for (const auto& [key, result] : file.results()) {
@@ -180,13 +210,15 @@ std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::in
       if (key.mode != "none" && key.k != k) continue;
       const QuestionResult* text = file.Find(TextKey(key.question, k));
       if (text == nullptr) continue;
-      Group& group = groups[{k, ModeRank(key.mode), key.mode, key.recipe, key.codec}];
+      Group& group = groups[{k, ModeRank(key.mode), key.mode, key.recipe, key.codec, key.best}];
       group.logprobs.push_back(result.logprob);
       group.differences.push_back(result.logprob - text->logprob);
       // "none" was compared with no particular k when it was asked: its KL is that of the first k.
       if (key.mode != "none") group.kl.push_back(result.kl);
       group.top1.push_back(result.top == text->top ? 1 : 0);
       group.ttft_ms.push_back(result.ttft_ms);
+      group.left_out.push_back(result.left_out);
+      group.not_injected.push_back(result.not_injected);
       if (!result.answer || !text->answer) {
         group.generated = false;
         continue;
@@ -202,7 +234,7 @@ std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::in
   for (const auto& [name, group] : groups) {
     Summary row;
     std::int32_t rank = 0;
-    std::tie(row.k, rank, row.mode, row.recipe, row.codec) = name;
+    std::tie(row.k, rank, row.mode, row.recipe, row.codec, row.best) = name;
     row.n = static_cast<std::int64_t>(group.logprobs.size());
     row.logprob = Mean(group.logprobs);
     row.diff = Mean(group.differences);
@@ -215,6 +247,8 @@ std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::in
     row.kl = Mean(group.kl);
     row.top1 = Mean(group.top1);
     row.ttft_ms = Median(group.ttft_ms);
+    row.left_out = Mean(group.left_out);
+    row.not_injected = Mean(group.not_injected);
     rows.push_back(std::move(row));
   }
   return rows;
@@ -230,6 +264,7 @@ nlohmann::ordered_json ToJson(const std::vector<Summary>& rows) {
                     {"mode", row.mode},
                     {"recipe", row.recipe},
                     {"codec", row.codec},
+                    {"best", row.best},
                     {"n", row.n},
                     {"logprob", row.logprob},
                     {"diff", row.diff},
@@ -242,7 +277,9 @@ nlohmann::ordered_json ToJson(const std::vector<Summary>& rows) {
                     {"kl", row.mode == "none" ? nlohmann::ordered_json(nullptr)
                                               : nlohmann::ordered_json(row.kl)},
                     {"top1", row.top1},
-                    {"ttft_ms", row.ttft_ms}});
+                    {"ttft_ms", row.ttft_ms},
+                    {"left_out", row.left_out},
+                    {"not_injected", row.not_injected}});
   }
   return json;
 }

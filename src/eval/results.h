@@ -29,6 +29,7 @@ struct ResultKey {
   std::int32_t k = 0;
   std::string mode;
   std::string recipe, codec;
+  std::int32_t best = 0;  ///< of the facts, this many were computed; mode "kv" only
   auto operator<=>(const ResultKey&) const = default;
 };
 
@@ -42,6 +43,8 @@ struct QuestionResult {
   double kl = 0;             ///< to text; modes other than "text"
   double ttft_ms = 0;
   std::int32_t injected_tokens = 0, computed_tokens = 0;
+  std::int32_t left_out = 0;          ///< facts that the context had no room for
+  std::int32_t not_injected = 0;      ///< blocks that were computed although they should not be
   std::optional<std::string> answer;  ///< greedy, with --generate
   double f1 = 0, bleu1 = 0;
   bool exact = false;
@@ -55,15 +58,24 @@ class ResultFile {
 
   const QuestionResult* Find(const ResultKey& key) const;
   const std::vector<std::string>* FindRetrieved(const std::string& question) const;
+  /// Reads a file without writing to it; Add() fails.
+  static Result<ResultFile> Read(const std::filesystem::path& path);
+  const nlohmann::json& header() const { return header_; }
+
   Status Add(QuestionResult result);
   Status AddRetrieved(const std::string& question, std::vector<std::string> fact_ids);
   const std::map<ResultKey, QuestionResult>& results() const { return results_; }
+  /// Question to ids of facts.
+  const std::map<std::string, std::vector<std::string>>& retrieved() const { return retrieved_; }
 
  private:
   ResultFile() = default;
+  /// \return bytes of whole lines
+  Result<std::size_t> Load(const std::string& text);
   Status Append(const nlohmann::json& line);
 
   std::filesystem::path path_;
+  nlohmann::json header_;
   std::ofstream out_;
   std::map<ResultKey, QuestionResult> results_;
   std::map<std::string, std::vector<std::string>> retrieved_;
@@ -76,6 +88,7 @@ Result<QuestionResult> QuestionResultFromJson(const nlohmann::json& json);
 struct Summary {
   std::int32_t k = 0;
   std::string mode, recipe, codec;
+  std::int32_t best = 0;
   std::int64_t n = 0;
   double logprob = 0;
   double diff = 0;  ///< to text on the same questions
@@ -84,7 +97,8 @@ struct Summary {
   double mcnemar_p = 1;  ///< exact matches against text's
   bool generated = false;
   double kl = 0, top1 = 0;
-  double ttft_ms = 0;  ///< median
+  double ttft_ms = 0;                     ///< median
+  double left_out = 0, not_injected = 0;  ///< mean a question, see QuestionResult
 };
 
 struct SummaryFilter {
@@ -93,7 +107,8 @@ struct SummaryFilter {
   std::string category;             ///< empty: all
 };
 
-/// In the order k, none, text, then kv by recipe and codec. \param ks "none" is listed at each.
+/// In the order k, none, text, then kv by recipe, codec and best. \param ks "none" is listed at
+/// each.
 std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::int32_t>& ks,
                                const SummaryFilter& filter, std::uint64_t seed);
 nlohmann::ordered_json ToJson(const std::vector<Summary>& rows);

@@ -67,7 +67,9 @@ Result<EvalSession> EvalSession::Open(EvalContext& context, const EvalServiceOpt
 }
 
 Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversation,
-                           IngestSource source, std::size_t max_facts) {
+                           const IngestOptions& options) {
+  const IngestSource source = options.source;
+  const std::size_t max_facts = options.max_facts;
   std::map<std::int32_t, IngestBatch> sessions;
   std::map<std::int32_t, std::map<std::string, std::int32_t>> turn_indexes;
   for (const EvalTurn& turn : conversation.turns) {
@@ -77,7 +79,7 @@ Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversat
     stored.role = !conversation.speakers.empty() && turn.speaker == conversation.speakers.front()
                       ? "user"
                       : "assistant";
-    stored.name = turn.speaker;
+    if (options.names) stored.name = turn.speaker;
     stored.content = turn.text;
     stored.time_ms = turn.time_ms;
     batch.turns.push_back(std::move(stored));
@@ -89,7 +91,7 @@ Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversat
     NewFact stored;
     stored.fact.id = StableFactId(scope, f, fact.text);
     stored.fact.text = fact.text;
-    stored.fact.name = fact.speaker;
+    if (options.names) stored.fact.name = fact.speaker;
     stored.fact.event_time_ms = fact.time_ms;
     for (const std::string& id : fact.sources) {
       const auto& indexes = turn_indexes[fact.session];
@@ -148,11 +150,25 @@ Status EvalSession::WaitIdle(const std::string& what) {
 
 Result<Composition> EvalSession::Compose(const Scope& scope, const std::string& question,
                                          std::span<const Fact> facts, MemoryMode mode) {
-  const std::vector<ChatMessage> messages = QuestionMessages(question);
-  INFERSCALE_ASSIGN_OR_RETURN(Composition composition,
-                              service_->ComposeFor(scope, messages, facts, mode));
-  composition.salt = FreshSalt();
-  return composition;
+  INFERSCALE_ASSIGN_OR_RETURN(EvalPrompt prompt, Compose(scope, question, facts, mode, {}));
+  return std::move(prompt.composition);
+}
+
+Result<EvalPrompt> EvalSession::Compose(const Scope& scope, const std::string& question,
+                                        std::span<const Fact> facts, MemoryMode mode,
+                                        const PromptOptions& options) {
+  std::vector<ChatMessage> messages = QuestionMessages(question);
+  if (!options.system.empty()) messages.insert(messages.begin(), {"system", options.system, ""});
+  std::vector<Fallback> fallbacks;
+  EvalPrompt prompt;
+  INFERSCALE_ASSIGN_OR_RETURN(
+      prompt.composition,
+      service_->ComposeFor(scope, messages, facts, mode, options.compute_best, &fallbacks));
+  prompt.composition.salt = FreshSalt();
+  for (const Fallback& fallback : fallbacks) {
+    if (fallback.reason == "over_budget") prompt.left_out += fallback.count;
+  }
+  return prompt;
 }
 
 Result<Answer> EvalSession::Generate(Composition composition, std::int32_t max_tokens) {

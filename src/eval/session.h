@@ -38,6 +38,25 @@ class WorkFolder {
   bool temporary_;
 };
 
+/// What a prompt has besides its question and facts.
+struct PromptOptions {
+  std::string system;             ///< empty: the service's own sentence
+  std::int32_t compute_best = 0;  ///< facts that are computed although their KV is there
+};
+
+/// A prompt, and how many of its facts had no room in the context.
+struct EvalPrompt {
+  Composition composition;
+  std::int32_t left_out = 0;
+};
+
+/// How a conversation is stored.
+struct IngestOptions {
+  IngestSource source = IngestSource::kFacts;
+  bool names = true;          ///< false: facts and turns name nobody, as if names were unknown
+  std::size_t max_facts = 0;  ///< 0: all
+};
+
 /// Time and tokens of one prompt.
 struct Answer {
   GenerationReport generation;
@@ -55,15 +74,18 @@ class EvalSession {
   const EngineCapabilities& capabilities() { return engine().capabilities(); }
 
   /// Stores a conversation under `scope` unless that has been done; a killed run goes on where it
-  /// stopped. \param max_facts 0: all
-  Status Ingest(const Scope& scope, const EvalConversation& conversation, IngestSource source,
-                std::size_t max_facts = 0);
+  /// stopped.
+  Status Ingest(const Scope& scope, const EvalConversation& conversation,
+                const IngestOptions& options);
   /// Waits for all pending work, with a progress line.
   Status WaitIdle(const std::string& what);
 
   /// The prompt of a question with these facts (best first), under a new salt.
   Result<Composition> Compose(const Scope& scope, const std::string& question,
                               std::span<const Fact> facts, MemoryMode mode);
+  Result<EvalPrompt> Compose(const Scope& scope, const std::string& question,
+                             std::span<const Fact> facts, MemoryMode mode,
+                             const PromptOptions& options);
   /// Time to first token and up to `max_tokens` of the greedy answer, nothing reused.
   Result<Answer> Generate(Composition composition, std::int32_t max_tokens);
   /// \param may_reuse the same prompt was generated before under the same salt.

@@ -426,7 +426,8 @@ Result<ChatReport> MemoryService::ChatBlocking(ChatRequest request,
 Result<Composition> MemoryService::ComposeFor(const Scope& scope,
                                               std::span<const ChatMessage> messages,
                                               std::span<const Fact> facts, MemoryMode mode,
-                                              std::int32_t compute_best) {
+                                              std::int32_t compute_best,
+                                              std::vector<Fallback>* fallbacks) {
   if (impl_->engine == nullptr)
     return FailedPrecondition("composing needs a model: pass --model with a GGUF file");
   constexpr std::int32_t kAnswerTokens = 256;
@@ -434,6 +435,7 @@ Result<Composition> MemoryService::ComposeFor(const Scope& scope,
   INFERSCALE_ASSIGN_OR_RETURN(
       Composed composed,
       impl_->ComposePrompt(scopes, messages, facts, mode, compute_best, kAnswerTokens, nullptr));
+  if (fallbacks != nullptr) *fallbacks = composed.fallbacks;
   INFERSCALE_ASSIGN_OR_RETURN(composed.composition.salt, impl_->Salt(scope, scopes, mode));
   std::mutex mutex;
   std::condition_variable changed;

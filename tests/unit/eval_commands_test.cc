@@ -24,12 +24,15 @@ using ::testing::HasSubstr;
 /// The likeliest first token is the same whenever a fact was in the prompt.
 class ScoringEngine : public testing::FakeEngine {
  public:
-  explicit ScoringEngine(int* scores, std::int32_t reused) : scores_(scores), reused_(reused) {
+  ScoringEngine(int* scores, std::vector<Composition>* prompts, std::int32_t reused,
+                std::int32_t lost)
+      : scores_(scores), prompts_(prompts), reused_(reused), lost_(lost) {
     capabilities_.scoring = true;
   }
 
   Result<ScoreReport> Score(Composition composition, TokenIds continuation, bool first) override {
     ++*scores_;
+    prompts_->push_back(composition);
     ScoreReport report;
     report.logprobs.assign(continuation.size(),
                            composition.inject && !composition.blocks.empty() ? -1.5f : -1.0f);
@@ -38,6 +41,10 @@ class ScoringEngine : public testing::FakeEngine {
       report.first_logprobs[composition.ids.size() > 600 ? 7 : 3] = -0.01f;
     }
     report.generation.ttft_ms = 5;
+    if (composition.inject) {
+      report.generation.injected_blocks =
+          static_cast<std::int32_t>(composition.blocks.size()) - lost_;
+    }
     return report;
   }
 
@@ -57,7 +64,8 @@ class ScoringEngine : public testing::FakeEngine {
 
  private:
   int* scores_;
-  std::int32_t reused_;
+  std::vector<Composition>* prompts_;
+  std::int32_t reused_, lost_;
 };
 
 class EvalCommandsTest : public ::testing::Test {
@@ -79,13 +87,15 @@ class EvalCommandsTest : public ::testing::Test {
     catalog_options.folder = options.folder;
     INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Catalog> catalog,
                                 OpenSqliteCatalog(catalog_options));
-    auto engine = std::make_shared<ScoringEngine>(&scores_, reused_tokens_);
+    auto engine =
+        std::make_shared<ScoringEngine>(&scores_, &prompts_, reused_tokens_, lost_blocks_);
     engine->capabilities_.kv_injection = kv_;
     if (!kv_) engine->capabilities_.kv_refusal = "no rotation to undo";
     MemoryServiceOptions service;
     if (!options.recipe.empty()) service.recipe = options.recipe;
     if (options.codec) service.codec = *options.codec;
     service.max_fact_tokens = 100'000;
+    if (context_tokens_ > 0) engine->capabilities_.context_tokens = context_tokens_;
     service.clock = options.clock;
     service.background = options.background;
     recipes_.push_back(service.recipe);
@@ -106,6 +116,29 @@ class EvalCommandsTest : public ::testing::Test {
 
   nlohmann::json Json() const { return nlohmann::json::parse(out_.str()); }
 
+  /// Runs `eval locomo` on the small file with --k 4 --modes text,kv --out `out`.
+  Status RunLocomo(const std::string& out, const std::vector<std::string>& more) {
+    prompts_.clear();
+    out_.str("");
+    std::vector<std::string> arguments{"eval", "locomo", Locomo(), "--out",
+                                       (folder_ / out).string()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    if (std::find(more.begin(), more.end(), "--k") == more.end())
+      arguments.insert(arguments.end(), {"--k", "4"});
+    if (std::find(more.begin(), more.end(), "--modes") == more.end())
+      arguments.insert(arguments.end(), {"--modes", "text,kv"});
+    return Run(arguments);
+  }
+
+  static std::string Text(const Composition& prompt) {
+    return testing::FakeEngine().Detokenize(prompt.ids);
+  }
+  static std::size_t Count(const std::string& text, const std::string& piece) {
+    std::size_t count = 0;
+    for (std::size_t at = 0; (at = text.find(piece, at)) != std::string::npos; ++at) ++count;
+    return count;
+  }
+
   std::string Locomo() const {
     nlohmann::json turns = nlohmann::json::array(), facts = nlohmann::json::array();
     for (int i = 0; i < 8; ++i) {
@@ -124,11 +157,18 @@ class EvalCommandsTest : public ::testing::Test {
           {"session_1", turns}}},
         {"observation", {{"session_1_observation", {{"Ada", facts}}}}},
         {"qa",
-         {{{"question", "Which hive?"}, {"answer", "3"}, {"category", 4}},
-          {{"question", "How many?"}, {"answer", 8}, {"category", 2}},
-          {{"question", "Whose cat?"}, {"adversarial_answer", "Bo's"}, {"category", 5}}}}};
+         {{{"question", "Ada keeps which hive number"}, {"answer", "3"}, {"category", 4}},
+          {{"question", "How many hive number keeps Ada"}, {"answer", 8}, {"category", 2}},
+          {{"question", "Whose cat keeps hive number"},
+           {"adversarial_answer", "Bo's"},
+           {"category", 5}}}}};
     const std::filesystem::path path = folder_ / "locomo.json";
-    std::ofstream(path) << nlohmann::json::array({sample}).dump();
+    nlohmann::json samples = nlohmann::json::array({sample});
+    for (int i = 1; i < conversations_; ++i) {
+      samples.push_back(sample);
+      samples.back()["sample_id"] = "s" + std::to_string(i);
+    }
+    std::ofstream(path) << samples.dump();
     return path.string();
   }
 
@@ -136,8 +176,12 @@ class EvalCommandsTest : public ::testing::Test {
   EvalContext context_;
   std::ostringstream out_, progress_;
   std::vector<std::string> recipes_;
+  std::vector<Composition> prompts_;  ///< that were scored
   int scores_ = 0;
   std::int32_t reused_tokens_ = 0;
+  std::int32_t lost_blocks_ = 0;  ///< of each prompt, computed instead of injected
+  int conversations_ = 1;
+  std::int32_t context_tokens_ = 0;
   bool kv_ = true;
 };
 
@@ -236,7 +280,11 @@ TEST_F(EvalCommandsTest, LocomoMeasuresEveryModeOnceAndGoesOnWhereItStopped) {
   std::vector<std::string> wider = arguments;
   wider[4] = "2,4,6";
   ASSERT_TRUE(Run(wider).ok());
-  EXPECT_EQ(scores_, 3 * (2 + 1 + 2 * 2) + 3 * (1 + 2));
+  std::ifstream results(folder_ / "out" / "results.jsonl");
+  int measured = 0;
+  for (std::string line; std::getline(results, line);)
+    measured += nlohmann::json::parse(line).contains("mode");
+  EXPECT_EQ(measured, 3 * (2 + 1 + 2 * 2) + 3 * (1 + 2));
 }
 
 TEST_F(EvalCommandsTest, LocomoDrawsTheSameQuestionsForASeed) {
@@ -257,6 +305,171 @@ TEST_F(EvalCommandsTest, LocomoDrawsTheSameQuestionsForASeed) {
   const std::vector<std::string> one = drawn("1", "a");
   EXPECT_EQ(one.size(), 2u);
   EXPECT_EQ(one, drawn("1", "b"));
+}
+
+TEST_F(EvalCommandsTest, TheBestFactsAreComputedAndTextIsMeasuredOnce) {
+  Status status = RunLocomo("out", {"--best", "0,2,4,5"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  // Text, and KV with none, two and four computed; five of four cannot be.
+  EXPECT_EQ(scores_, 3 * (1 + 3));
+  std::map<int, std::size_t> blocks;
+  const nlohmann::json json = Json();
+  for (const nlohmann::json& row : json["rows"]) {
+    if (row["mode"] == "kv") {
+      EXPECT_EQ(row["not_injected"], 0) << row;
+      blocks[row["best"]] = 0;
+    } else {
+      EXPECT_EQ(row["best"], 0);
+    }
+  }
+  EXPECT_EQ(blocks.size(), 3u);
+  std::map<std::size_t, int> prompts;  // by facts that are blocks
+  for (const Composition& prompt : prompts_) {
+    EXPECT_EQ(Count(Text(prompt), ": keeps hive"), 4u);
+    if (prompt.inject) ++prompts[prompt.blocks.size() - 1];
+  }
+  EXPECT_EQ(prompts, (std::map<std::size_t, int>{{4, 3}, {2, 3}, {0, 3}}));
+  status = RunLocomo("out", {"--codecs", "int8", "--best", "2"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(prompts_.size(), 3u);
+  for (const Composition& prompt : prompts_) EXPECT_TRUE(prompt.inject);
+}
+
+TEST_F(EvalCommandsTest, ASystemMessageStandsInFrontOfEveryPrompt) {
+  const Status status = RunLocomo("out", {"--modes", "none,text,kv", "--system", "tokens:900"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  ASSERT_EQ(prompts_.size(), 9u);
+  for (const Composition& prompt : prompts_) {
+    const std::string text = Text(prompt);
+    const std::size_t start = text.find("You are Marlow");
+    ASSERT_NE(start, std::string::npos);
+    const std::size_t end = text.find("\n\nMemories", start);
+    if (end != std::string::npos) {
+      EXPECT_EQ(end - start, 900u);
+    }
+    EXPECT_EQ(text.find("You are a helpful assistant."), std::string::npos);
+  }
+  // A folder of results has one system message.
+  EXPECT_EQ(RunLocomo("out", {}).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(RunLocomo("out", {"--system", "tokens:901"}).code(), StatusCode::kFailedPrecondition);
+  const std::string file = (folder_ / "system.txt").string();
+  std::ofstream(file) << "Speak like a pirate.";
+  ASSERT_TRUE(RunLocomo("pirate", {"--system", file}).ok());
+  EXPECT_THAT(Text(prompts_.front()), HasSubstr("Speak like a pirate.\n\nMemories"));
+}
+
+TEST_F(EvalCommandsTest, ASystemMessageThatIsNoneIsRefused) {
+  std::ofstream(folder_ / "empty.txt") << " \n";
+  std::ofstream(folder_ / "binary.txt") << "\xff\xfe";
+  for (const std::string& argument :
+       {std::string("tokens:"), std::string("tokens:-1"), std::string("tokens:5x"),
+        std::string("tokens:999999999999"), (folder_ / "missing.txt").string(),
+        (folder_ / "empty.txt").string(), (folder_ / "binary.txt").string()}) {
+    const Status status = RunLocomo("out", {"--system", argument});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << argument;
+    EXPECT_THAT(status.message(), HasSubstr("--system"));
+  }
+  EXPECT_EQ(scores_, 0);
+}
+
+TEST_F(EvalCommandsTest, WithoutNamesFactsAreOfTheUser) {
+  ASSERT_TRUE(RunLocomo("given", {}).ok());
+  EXPECT_THAT(Text(prompts_.front()), HasSubstr(") Ada: keeps hive"));
+  // In the same data folder: nothing of the other's.
+  context_.data_dir = folder_ / "given" / "data";
+  const Status status = RunLocomo("none", {"--names", "none"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  for (const Composition& prompt : prompts_) {
+    EXPECT_EQ(Count(Text(prompt), ") The user: keeps hive"), 4u);
+    EXPECT_EQ(Count(Text(prompt), "Ada:"), 0u);
+  }
+}
+
+TEST_F(EvalCommandsTest, TheProfileStandsInFrontAndIsServedOnce) {
+  const Status status = RunLocomo("out", {"--profile", "3"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  for (const Composition& prompt : prompts_) {
+    const std::string text = Text(prompt);
+    EXPECT_THAT(text, HasSubstr("Memories:\n- (1 May 2023) Ada: keeps hive number 0\n"
+                                "- (1 May 2023) Ada: keeps hive number 1\n"
+                                "- (1 May 2023) Ada: keeps hive number 2\n"));
+    for (int i = 0; i < 8; ++i)
+      EXPECT_LE(Count(text, "hive number " + std::to_string(i) + "\n"), 1u);
+    EXPECT_LE(Count(text, ": keeps hive"), 7u);
+  }
+}
+
+TEST_F(EvalCommandsTest, FactsWithoutRoomAreLeftOutOfBothAndCounted) {
+  context_tokens_ = 560;
+  const Status status = RunLocomo("out", {"--k", "8"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  std::vector<double> left_out;
+  const nlohmann::json json = Json();
+  for (const nlohmann::json& row : json["rows"]) left_out.push_back(row["left_out"]);
+  ASSERT_EQ(left_out.size(), 2u);
+  EXPECT_GT(left_out[0], 0);
+  EXPECT_LT(left_out[0], 8);
+  EXPECT_EQ(left_out[0], left_out[1]);
+  EXPECT_THAT(progress_.str(), HasSubstr("no room in the context"));
+}
+
+TEST_F(EvalCommandsTest, MissingKvIsMeasuredAgainAndThenCounted) {
+  lost_blocks_ = 1;
+  const Status status = RunLocomo("out", {});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_EQ(scores_, 3 + 2 * 3);
+  const nlohmann::json json = Json();
+  for (const nlohmann::json& row : json["rows"])
+    EXPECT_EQ(row["not_injected"], row["mode"] == "kv" ? 1 : 0);
+  EXPECT_THAT(progress_.str(), HasSubstr("their KV was missing"));
+}
+
+TEST_F(EvalCommandsTest, ShardsAskWhatOneRunAsksAndMergeIntoItsReport) {
+  conversations_ = 3;
+  const auto folder = [&](const char* name) { return (folder_ / name).string(); };
+  const std::vector<std::string> draw{"--questions", "5", "--seed", "7"};
+  ASSERT_TRUE(RunLocomo("whole", draw).ok());
+  const nlohmann::json whole = Json();
+  std::size_t prompts = 0;
+  for (const char* id : {"s", "s1,s2"}) {
+    std::vector<std::string> shard = draw;
+    shard.insert(shard.end(), {"--conversations", id});
+    const Status status = RunLocomo(std::string("shard-") + id, shard);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    prompts += prompts_.size();
+  }
+  EXPECT_EQ(prompts, 10u);
+  out_.str("");
+  const Status merged = Run({"eval", "merge", folder("shard-s"), folder("shard-s1,s2"), "--out",
+                             folder("merged"), "--seed", "7"});
+  ASSERT_TRUE(merged.ok()) << merged.ToString();
+  EXPECT_EQ(Json()["rows"], whole["rows"]);
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "merged" / "report.md"));
+  // What is merged is gone on with as one run's.
+  scores_ = 0;
+  context_.data_dir = folder_ / "whole" / "data";
+  ASSERT_TRUE(RunLocomo("merged", draw).ok());
+  EXPECT_EQ(scores_, 0);
+}
+
+TEST_F(EvalCommandsTest, MergeRefusesOtherSettingsAndFoldersWithoutResults) {
+  ASSERT_TRUE(RunLocomo("one", {}).ok());
+  ASSERT_TRUE(RunLocomo("two", {"--system", "tokens:5"}).ok());
+  const auto merge = [&](const std::string& other) {
+    return Run({"eval", "merge", (folder_ / "one").string(), other, "--out",
+                (folder_ / "merged").string()});
+  };
+  const Status status = merge((folder_ / "two").string());
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("two"));
+  EXPECT_FALSE(merge(folder_.string()).ok());
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "merged" / "results.jsonl"));
+}
+
+TEST_F(EvalCommandsTest, UnknownConversationsAreNamed) {
+  const Status status = RunLocomo("out", {"--conversations", "s,t"});
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("\"t\""));
 }
 
 }  // namespace

@@ -100,6 +100,27 @@ TEST_F(ResultFileTest, RefusesBrokenLines) {
   }
 }
 
+TEST_F(ResultFileTest, ReadsWhatWasWrittenBeforeBestFactsWereADimension) {
+  { ASSERT_TRUE(ResultFile::Open(path_, header_).ok()); }
+  std::ofstream(path_, std::ios::app)
+      << R"({"question":"q","mode":"kv","recipe":"primer","codec":"int4","category":"1","k":5,)"
+      << R"("logprob":-1,"top":1,"kl":0,"ttft_ms":1})"
+      << "\n";
+  const Result<ResultFile> file = ResultFile::Read(path_);
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  EXPECT_EQ(file->header(), header_);
+  EXPECT_NE(file->Find({"q", 5, "kv", "primer", "int4", 0}), nullptr);
+  EXPECT_EQ(file->Find({"q", 5, "kv", "primer", "int4", 2}), nullptr);
+}
+
+TEST_F(ResultFileTest, ReadingNeedsAHeader) {
+  EXPECT_FALSE(ResultFile::Read(path_).ok());
+  for (const char* text : {"", "{\"header\": {", "{}\n", "[1]\n"}) {
+    std::ofstream(path_) << text;
+    EXPECT_FALSE(ResultFile::Read(path_).ok()) << text;
+  }
+}
+
 TEST_F(ResultFileTest, SummarizesPairedDifferences) {
   Result<ResultFile> file = ResultFile::Open(path_, header_);
   ASSERT_TRUE(file.ok());

@@ -16,8 +16,10 @@ Fact MakeFact(std::string text, std::string name = "Ada", TimeMs time = 1'683'41
 }
 
 TEST(RecipeTest, NamesRoundTrip) {
-  for (const char* name : {"bare", "header", "primer", "primer:3", "owner-primer",
-                           "owner-primer:30", "window:0", "window:50", "header-window:5"}) {
+  for (const char* name :
+       {"bare", "header", "primer", "primer:3", "owner-primer", "owner-primer:30", "window:0",
+        "window:50", "header-window:5", "window-primer:5", "turn-primer", "turn-primer:4",
+        "both-primer", "both-primer:6"}) {
     const Result<Recipe> recipe = Recipe::Parse(name);
     ASSERT_TRUE(recipe.ok()) << name << ": " << recipe.status().ToString();
     EXPECT_EQ(recipe->Name(), name);
@@ -76,6 +78,15 @@ TEST(PrimerTest, PutsTheNamesIn) {
   EXPECT_EQ(lines.find('{'), std::string::npos);
   EXPECT_EQ(lines.find("The user"), std::string::npos);
   EXPECT_NE(lines.find(") Ada: "), std::string::npos);
+}
+
+TEST(PrimerTest, TurnsAreServedLikeFacts) {
+  const std::string names[] = {"Ada"};
+  const std::string lines = PrimerLines(10, names, GenericTurnPrimer());
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 10);
+  EXPECT_TRUE(lines.starts_with("- (2 March 2024) Ada: ")) << lines;
+  EXPECT_EQ(lines.find('{'), std::string::npos);
+  EXPECT_TRUE(lines.starts_with(PrimerLines(3, names, GenericTurnPrimer())));
 }
 
 TEST(PrimerTest, ShorterListsArePrefixes) {
