@@ -86,7 +86,7 @@ struct TokenEvent {
 
 /// Why something was computed that could have been injected, or served as text.
 /// Reasons: "not_ready", "corrupt", "token_mismatch", "not_contiguous", "model_unsupported",
-/// "template", "text_mode", "evicted", "no_owner", "over_budget".
+/// "template", "text_mode", "evicted", "no_owner", "over_budget", "accuracy_gate".
 struct Fallback {
   std::string reason;
   std::int32_t count = 0;

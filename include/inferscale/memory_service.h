@@ -51,6 +51,11 @@ struct AddOutcome {
 
 enum class MemoryMode { kKv, kText, kOff };
 
+/// What a chat in KV mode does when `doctor --accuracy` found the encoding's answers worse than
+/// text's: serve text, reason "accuracy_gate", or KV all the same. An encoding that was never
+/// checked is served as KV.
+enum class AccuracyGate { kEnforce, kIgnore };
+
 struct ChatRequest {
   Scope scope;
   std::vector<ChatMessage> messages;
@@ -82,6 +87,7 @@ struct MemoryServiceOptions {
   std::int32_t max_fact_tokens = 0;  ///< 0: half of the engine's context
   std::function<TimeMs()> clock;     ///< empty: the system's
   bool background = true;            ///< false: no worker; work is done by RunPending()
+  AccuracyGate accuracy_gate = AccuracyGate::kEnforce;
 };
 
 class MemoryService {
@@ -149,6 +155,8 @@ class MemoryService {
   Engine* engine();  ///< may be null
   const MemoryServiceOptions& options() const;
   const std::string& encoding_id() const;  ///< of recipe, codec and model; empty without an engine
+  /// Why chats in KV mode are served as text by the accuracy gate, in words; empty: they are not.
+  const std::string& accuracy_refusal() const;
 
  private:
   Status RunExtraction(const Job& job);

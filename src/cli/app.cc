@@ -95,6 +95,7 @@ Result<std::unique_ptr<MemoryService>> OpenForEvaluation(const Config& configure
   service.max_fact_tokens = options.max_fact_tokens;
   service.clock = options.clock;
   service.background = options.background;
+  service.accuracy_gate = AccuracyGate::kIgnore;  // what is measured is what was asked for
   INFERSCALE_ASSIGN_OR_RETURN(
       OpenedService opened,
       OpenServiceAt(config, options.folder, std::move(service), options.with_engine));

@@ -183,6 +183,7 @@ std::string ReasonText(const std::string& reason) {
   if (reason == "evicted") return "stored KV was evicted";
   if (reason == "no_owner") return "no owner";
   if (reason == "over_budget") return "more facts than fit";
+  if (reason == "accuracy_gate") return "this model failed doctor --accuracy";
   return reason;
 }
 
@@ -317,6 +318,10 @@ Result<int> Chat(const ChatOptions& options, CliContext& context) {
   const EngineCapabilities& capabilities = opened.service->engine()->capabilities();
   if (!capabilities.kv_injection && !options.text && !options.off) {
     PrintNote("memories are served as text with this model: " + capabilities.kv_refusal);
+  }
+  if (!opened.service->accuracy_refusal().empty() && !options.text && !options.off) {
+    PrintNote("memories are served as text, because KV of this model " +
+              opened.service->accuracy_refusal() + " (--accuracy-gate ignore serves KV)");
   }
   const InterruptScope interrupts(3);
   Conversation conversation(options, context, *opened.service);

@@ -11,15 +11,19 @@
 #include <system_error>
 #include <utility>
 
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/utf8.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/service_factory.h"
 #include "engine/llama/memory_plan.h"
+#include "eval/accuracy_check.h"
 #include "llama/gguf_metadata.h"
 #include "llama/llama_runtime.h"
 
@@ -47,7 +51,8 @@ struct Check {
   std::string name;
   bool ok = false;
   std::string detail;
-  bool required = true;  ///< false: the program does its main job without
+  bool required = true;    ///< false: the program does its main job without
+  json figures = nullptr;  ///< more of it; null: none
 };
 
 /// A folder that goes with everything in it.
@@ -171,6 +176,22 @@ Check CheckInjection(const Engine& engine) {
           able.kv_refusal + ": memories are served as text; use another model for fast ones"};
 }
 
+/// A service on parts that are open already, with a catalog of its own; works when asked to.
+Result<std::unique_ptr<MemoryService>> ServiceOver(const Config& config, const fs::path& folder,
+                                                   std::shared_ptr<Embedder> embedder,
+                                                   std::shared_ptr<Engine> engine) {
+  CatalogOptions catalog_options;
+  catalog_options.folder = folder;
+  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Catalog> catalog,
+                              OpenSqliteCatalog(std::move(catalog_options)));
+  MemoryServiceOptions options;
+  options.recipe = config.recipe;
+  options.background = false;
+  INFERSCALE_ASSIGN_OR_RETURN(options.codec, ParseKvCodec(config.codec));
+  return MemoryService::Create(std::move(catalog), std::move(embedder), std::move(engine), nullptr,
+                               std::move(options));
+}
+
 struct EncodeCost {
   Check check;
   std::int64_t bytes_a_fact = 0;
@@ -186,16 +207,8 @@ EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
     cost.check.detail = status.message();
     return cost;
   };
-  CatalogOptions catalog_options;
-  catalog_options.folder = folder;
-  Result<std::unique_ptr<Catalog>> catalog = OpenSqliteCatalog(std::move(catalog_options));
-  if (!catalog.ok()) return failed(catalog.status());
-  MemoryServiceOptions options;
-  options.recipe = config.recipe;
-  options.background = false;
-  if (const Result<KvCodec> codec = ParseKvCodec(config.codec); codec.ok()) options.codec = *codec;
-  Result<std::unique_ptr<MemoryService>> service = MemoryService::Create(
-      *std::move(catalog), std::move(embedder), engine, nullptr, std::move(options));
+  Result<std::unique_ptr<MemoryService>> service =
+      ServiceOver(config, folder, std::move(embedder), engine);
   if (!service.ok()) return failed(service.status());
   std::vector<NewFact> facts;
   for (std::int64_t i = 0; i < kEncodedFacts; ++i) {
@@ -301,7 +314,43 @@ Check CheckExtraction(const Config& config, const std::shared_ptr<Engine>& engin
   return check;
 }
 
-Result<std::vector<Check>> RunChecks(const Config& config) {
+/// Compares answers from KV with answers from text, and keeps the verdict for serving.
+Check CheckAccuracy(const Config& config, const fs::path& folder,
+                    std::shared_ptr<Embedder> embedder, const std::shared_ptr<Engine>& engine,
+                    Catalog* catalog) {
+  Check check{"accuracy", false, "", true, nullptr};
+  const InterruptScope interrupts(2);
+  EvalContext context;
+  context.open_service = [&](const EvalServiceOptions& options) {
+    return ServiceOver(config, options.folder, embedder, engine);
+  };
+  context.out = &std::cout;
+  context.progress = &std::cerr;
+  context.progress_is_terminal = isatty(STDERR_FILENO) == 1;
+  context.stop = &InterruptScope::Flag();
+  std::string encoding_id;
+  const Result<AccuracyVerdict> verdict = RunAccuracyCheck(context, folder, &encoding_id);
+  if (!verdict.ok()) {
+    check.detail = verdict.status().message();
+    return check;
+  }
+  check.ok = verdict->passed;
+  check.figures = AccuracyJson(*verdict);
+  check.detail = config.recipe + ", " + config.codec + ": " + verdict->ToString();
+  for (const std::string& reason : verdict->reasons) check.detail += "; " + reason;
+  if (!check.ok) {
+    check.detail +=
+        "; memories are served as text unless --accuracy-gate is ignore: try another --recipe, "
+        "--codec or model";
+  }
+  if (catalog != nullptr) {
+    const Status saved = StoreAccuracyVerdict(*catalog, encoding_id, *verdict);
+    if (!saved.ok()) check.detail += "; not remembered: " + saved.message();
+  }
+  return check;
+}
+
+Result<std::vector<Check>> RunChecks(const Config& config, bool accuracy) {
   std::vector<Check> checks;
   const auto add = [&](Check check) {
     checks.push_back(std::move(check));
@@ -322,6 +371,11 @@ Result<std::vector<Check>> RunChecks(const Config& config) {
       EncodeCost cost = CheckEncoding(config, folder->path() / "data", embedder, engine);
       bytes_a_fact = cost.bytes_a_fact;
       add(std::move(cost.check));
+      if (accuracy) {
+        add(CheckAccuracy(config, folder->path() / "accuracy", embedder, engine, catalog.get()));
+      }
+    } else if (accuracy) {
+      add({"accuracy", false, "not checked: see above", false, nullptr});
     }
   }
   if (engine != nullptr || !config.extractor_url.empty()) {
@@ -331,13 +385,15 @@ Result<std::vector<Check>> RunChecks(const Config& config) {
   return checks;
 }
 
-Result<int> Doctor(CliContext& context) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Check> checks, RunChecks(context.config()));
+Result<int> Doctor(CliContext& context, bool accuracy) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Check> checks,
+                              RunChecks(context.config(), accuracy));
   bool ok = true;
   json list = json::array();
   for (const Check& check : checks) {
     ok = ok && (check.ok || !check.required);
     list.push_back({{"name", check.name}, {"ok", check.ok}, {"detail", check.detail}});
+    if (!check.figures.is_null()) list.back().update(check.figures);
     if (!context.json) {
       const char* mark = check.ok ? "ok  " : check.required ? "FAIL" : "note";
       std::cout << mark << "  " << check.name << ": " << EscapeForTerminal(check.detail) << '\n';
@@ -356,8 +412,14 @@ Result<int> Doctor(CliContext& context) {
 void AddDoctorCommand(CLI::App& app, std::vector<Command>* commands) {
   CLI::App* doctor = app.add_subcommand(
       "doctor", "Check model, rotation, extraction, memory, disk and CPU, and say what to do");
-  doctor->footer("Example:\n  inferscale doctor --model ~/models/Qwen3-4B-Q4_K_M.gguf");
-  commands->push_back({doctor, Doctor});
+  auto accuracy = std::make_shared<bool>(false);
+  doctor->add_flag(
+      "--accuracy", *accuracy,
+      "Also ask built-in questions with memories as text and as KV (minutes), and keep "
+      "the verdict: KV of a model that fails is not served");
+  doctor->footer("Example:\n  inferscale doctor --accuracy --model ~/models/Qwen3-4B-Q4_K_M.gguf");
+  commands->push_back(
+      {doctor, [accuracy](CliContext& context) { return Doctor(context, *accuracy); }});
 }
 
 }  // namespace inferscale

@@ -93,6 +93,12 @@ Status SetCodec(Config& config, const std::string& text) {
   return OkStatus();
 }
 
+Status SetAccuracyGate(Config& config, const std::string& text) {
+  if (text != "enforce" && text != "ignore") return Bad();
+  config.accuracy_gate = text;
+  return OkStatus();
+}
+
 Status SetLogLevel(Config& config, const std::string& text) {
   static constexpr std::array kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (std::find(kLevels.begin(), kLevels.end(), text) == kLevels.end()) return Bad();
@@ -140,6 +146,10 @@ constexpr ConfigOption kOptions[] = {
      "What a fact is encoded behind.", false, SetRecipe, Get<&Config::recipe>},
     {"codec", "int4", "f32, f16, bf16, int8 or int4", "How stored keys and values are compressed.",
      false, SetCodec, Get<&Config::codec>},
+    {"accuracy-gate", "enforce", "enforce or ignore",
+     "What happens with a model, recipe and codec that failed doctor --accuracy: enforce serves "
+     "memories as text, ignore serves KV all the same.",
+     false, SetAccuracyGate, Get<&Config::accuracy_gate>},
     {"top-k", "20", "a number from 0 to 1000", "Facts that search and chat retrieve.", false,
      SetInteger<&Config::top_k, 0, 1000>, Get<&Config::top_k>},
     {"context-tokens", "0", "0, or a number from 256 to 1048576",

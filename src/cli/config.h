@@ -28,6 +28,7 @@ struct Config {
   std::string extraction;  ///< "auto", "verbatim", "llm"
   std::string recipe;
   std::string codec;
+  std::string accuracy_gate;  ///< "enforce", "ignore"
   std::int32_t top_k = 0;
   std::int32_t context_tokens = 0;  ///< 0: fitted to memory
   std::int32_t parallel_sequences = 0;

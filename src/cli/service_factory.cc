@@ -225,6 +225,7 @@ Result<OpenedService> OpenService(const Config& config, bool with_engine) {
   MemoryServiceOptions options;
   options.recipe = config.recipe;
   INFERSCALE_ASSIGN_OR_RETURN(options.codec, ParseKvCodec(config.codec));
+  if (config.accuracy_gate == "ignore") options.accuracy_gate = AccuracyGate::kIgnore;
   return OpenServiceAt(config, config.data_dir, std::move(options), with_engine);
 }
 

@@ -282,6 +282,10 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
   const bool memory = request.mode != MemoryMode::kOff;
   if (memory && !request.scope.HasOwner()) fallbacks.push_back({"no_owner", 1});
   if (request.mode == MemoryMode::kText) fallbacks.push_back({"text_mode", 1});
+  if (request.mode == MemoryMode::kKv && !impl_->accuracy_refusal.empty()) {
+    request.mode = MemoryMode::kText;
+    fallbacks.push_back({"accuracy_gate", 1});
+  }
 
   std::vector<ScopeInfo> scopes;
   if (memory) {

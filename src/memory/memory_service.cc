@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
 
+#include "memory/accuracy_verdict.h"
 #include "memory/service_impl.h"
 #include "retrieval/embed_pending.h"
 
@@ -69,6 +70,7 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
     if (impl->options.max_fact_tokens == 0) {
       impl->options.max_fact_tokens = impl->engine->capabilities().context_tokens / 2;
     }
+    INFERSCALE_RETURN_IF_ERROR(impl->ApplyAccuracyGate());
   }
   const bool background = impl->options.background;
   std::unique_ptr<MemoryService> service(new MemoryService(std::move(impl)));
@@ -78,6 +80,26 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
         std::make_unique<BackgroundWorker>([raw] { return raw->RunPending(); });
   }
   return service;
+}
+
+Status MemoryService::Impl::ApplyAccuracyGate() {
+  if (!engine->capabilities().kv_injection) return OkStatus();
+  INFERSCALE_ASSIGN_OR_RETURN(const std::optional<AccuracyVerdict> verdict,
+                              LoadAccuracyVerdict(*catalog, encoding_id));
+  if (!verdict.has_value()) {
+    spdlog::info(
+        "accuracy of KV: never checked for this model, recipe and codec; run inferscale doctor "
+        "--accuracy");
+  } else if (verdict->passed) {
+    spdlog::info("accuracy of KV: {}", verdict->ToString());
+  } else if (options.accuracy_gate == AccuracyGate::kIgnore) {
+    spdlog::warn("accuracy of KV: {}; served as KV all the same, as configured",
+                 verdict->ToString());
+  } else {
+    accuracy_refusal = verdict->ToString();
+    spdlog::warn("accuracy of KV: {}; memories are served as text", accuracy_refusal);
+  }
+  return OkStatus();
 }
 
 Result<std::vector<ScopeInfo>> MemoryService::Impl::ReadableScopes(const Scope& scope) {
@@ -349,5 +371,6 @@ Embedder& MemoryService::embedder() { return *impl_->embedder; }
 Engine* MemoryService::engine() { return impl_->engine.get(); }
 const MemoryServiceOptions& MemoryService::options() const { return impl_->options; }
 const std::string& MemoryService::encoding_id() const { return impl_->encoding_id; }
+const std::string& MemoryService::accuracy_refusal() const { return impl_->accuracy_refusal; }
 
 }  // namespace inferscale

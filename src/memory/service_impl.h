@@ -28,6 +28,7 @@ struct MemoryService::Impl {
   std::unique_ptr<FactEncoder> encoder;  // null without an engine
   std::unique_ptr<Retriever> retriever;
   std::string encoding_id;
+  std::string accuracy_refusal;  // why KV is served as text; empty: it is not
   std::atomic<std::uint64_t> prefix_epoch{
       1};  // raised when exact prefixes are erased: fences those under way
   std::mutex chats_mutex;
@@ -35,6 +36,9 @@ struct MemoryService::Impl {
   std::unique_ptr<BackgroundWorker> worker;     // declared last: stops before its parts go
 
   TimeMs Now() const { return options.clock ? options.clock() : NowMs(); }
+
+  /// Reads and logs what was found about the accuracy of this encoding.
+  Status ApplyAccuracyGate();
 
   /// Scopes a request may read; empty when it names no owner.
   Result<std::vector<ScopeInfo>> ReadableScopes(const Scope& scope);

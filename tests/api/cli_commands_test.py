@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Every memory command: what it does, its JSON, its help."""
 
+import contextlib
 import json
 import pathlib
+import sqlite3
 import unittest
 
 import cli_support
@@ -363,6 +365,41 @@ class Doctor(CliTest):
         self.assertFalse(report["ok"])
         self.assertFalse(checks["model"]["ok"])
         self.assertIn("make demo", checks["model"]["detail"])
+
+    def test_accuracy_is_measured_and_kept_for_serving(self):
+        report = self.json_of("doctor", "--accuracy")
+        check = next(check for check in report["checks"] if check["name"] == "accuracy")
+        self.assertEqual(set(check),
+                         {"name", "ok", "detail", "passed", "bounds", "figures", "reasons"})
+        # Random weights: facts change next to nothing, as text and as KV.
+        self.assertTrue(check["ok"], check)
+        self.assertTrue(check["passed"])
+        self.assertEqual([row["k"] for row in check["figures"]], [5, 20])
+        for row in check["figures"]:
+            self.assertEqual(row["questions"], 24)
+            self.assertLessEqual(row["diff_low"], row["diff"])
+            self.assertLessEqual(row["diff"], row["diff_high"])
+        self.assertEqual(self.texts(), [], "the check left its facts in the user's folder")
+
+        # What serving makes of a verdict: the one kept, with its outcome turned round.
+        self.run_cli("add", "The cat is called Pixel.")
+        chat = self.json_of("chat", "What is the cat called?", "--max-tokens", "2")
+        self.assertGreater(chat["injected_tokens"], 0)
+        with contextlib.closing(sqlite3.connect(self.data / "catalog.db")) as catalog:
+            with catalog:
+                changed = catalog.execute(
+                    "UPDATE meta SET value = replace(value, '\"passed\":true', '\"passed\":false')"
+                    " WHERE name LIKE 'accuracy.verdict.%'").rowcount
+        self.assertEqual(changed, 1)
+        output, errors = self.run_cli("chat", "What is the cat called?", "--max-tokens", "2")
+        self.assertIn("failed doctor --accuracy", output)
+        self.assertIn("served as text", errors)
+        chat = self.json_of("chat", "What is the cat called?", "--max-tokens", "2")
+        self.assertEqual(chat["injected_tokens"], 0)
+        self.assertIn("accuracy_gate", [fallback["reason"] for fallback in chat["fallbacks"]])
+        chat = self.json_of("chat", "What is the cat called?", "--max-tokens", "2",
+                            "--accuracy-gate", "ignore")
+        self.assertGreater(chat["injected_tokens"], 0)
 
 
 if __name__ == "__main__":
