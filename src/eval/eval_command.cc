@@ -55,6 +55,7 @@ void AddEvalOptions(CLI::App& app, EvalOptions& options) {
                  "Also answer greedily with this many tokens, for F1, BLEU-1 and exact match")
       ->check(CLI::Range(0, 256))
       ->capture_default_str();
+  AddJudgeOptions(app, options.judge);
   app.add_option("--out", options.out,
                  "Folder of results and report; a stopped run goes on from it")
       ->capture_default_str();

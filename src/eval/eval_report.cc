@@ -35,8 +35,7 @@ std::vector<std::pair<std::string, std::string>> Settings(const nlohmann::json& 
 std::vector<std::string> Warnings(const std::vector<Summary>& rows) {
   std::vector<std::string> warnings;
   for (const Summary& row : rows) {
-    const std::string where = "k = " + std::to_string(row.k) + ", " + row.mode +
-                              (row.recipe.empty() ? "" : " " + row.recipe + " " + row.codec);
+    const std::string where = "k = " + std::to_string(row.k) + ", " + ServedAs(row);
     if (row.left_out > 0) {
       warnings.push_back(where + ": " + Decimal(row.left_out, 1) +
                          " facts a question had no room in the context");
@@ -51,22 +50,32 @@ std::vector<std::string> Warnings(const std::vector<Summary>& rows) {
 
 }  // namespace
 
+std::string ServedAs(const Summary& row) {
+  std::string name = row.mode;
+  if (!row.recipe.empty()) name += " " + row.recipe + " " + row.codec;
+  if (row.best > 0) name += " best " + std::to_string(row.best);
+  return name;
+}
+
 Table SummaryTable(const std::vector<Summary>& rows) {
   const bool generated =
       std::any_of(rows.begin(), rows.end(), [](const Summary& row) { return row.generated; });
+  const bool judged =
+      std::any_of(rows.begin(), rows.end(), [](const Summary& row) { return row.judged > 0; });
   Table table;
   table.header = {"k",    "served as", "n",     "logprob", "diff to text",
                   "95 %", "KL",        "top-1", "TTFT ms"};
   if (generated) {
     for (const char* name : {"F1", "BLEU-1", "EM", "McNemar p"}) table.header.emplace_back(name);
   }
+  if (judged) {
+    for (const char* name : {"judge", "judge p", "strict", "strict p"})
+      table.header.emplace_back(name);
+  }
   for (const Summary& row : rows) {
     const bool text = row.mode == "text";
-    std::string mode = row.mode;
-    if (!row.recipe.empty()) mode += " " + row.recipe + " " + row.codec;
-    if (row.best > 0) mode += " best " + std::to_string(row.best);
     std::vector<std::string> cells = {std::to_string(row.k),
-                                      mode,
+                                      ServedAs(row),
                                       std::to_string(row.n),
                                       Decimal(row.logprob, 3),
                                       text ? "-" : Signed(row.diff, 3),
@@ -81,6 +90,14 @@ Table SummaryTable(const std::vector<Summary>& rows) {
       cells.push_back(row.generated ? Decimal(row.bleu1, 3) : "-");
       cells.push_back(row.generated ? Decimal(row.exact, 3) : "-");
       cells.push_back(row.generated && !text ? Decimal(row.mcnemar_p, 3) : "-");
+    }
+    if (judged) {
+      const auto add = [&](std::int64_t pairs, double share, double p) {
+        cells.push_back(pairs > 0 ? Decimal(share, 3) : "-");
+        cells.push_back(pairs > 0 && !text ? Decimal(p, 3) : "-");
+      };
+      add(row.judged, row.judge, row.judge_p);
+      add(row.judged_strict, row.judge_strict, row.judge_strict_p);
     }
     table.rows.push_back(std::move(cells));
   }
@@ -108,6 +125,25 @@ std::string EvalReportMarkdown(const EvalReport& report) {
   return text;
 }
 
+nlohmann::ordered_json EvalReportJson(const EvalReport& report) {
+  nlohmann::ordered_json json{{"rows", ToJson(report.rows)},
+                              {"adversarial", ToJson(report.adversarial)}};
+  for (const auto& [category, rows] : report.categories)
+    json["categories"][category] = ToJson(rows);
+  return json;
+}
+
+Status WriteReportFiles(const EvalReport& report, const std::filesystem::path& folder) {
+  nlohmann::ordered_json json{{"title", report.title}, {"warnings", report.warnings}};
+  for (const auto& [name, value] : report.settings) json["settings"][name] = value;
+  json.update(EvalReportJson(report));
+  const std::string text =
+      json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  INFERSCALE_RETURN_IF_ERROR(AtomicWriteFile(folder / "report.json", text));
+  INFERSCALE_RETURN_IF_ERROR(AtomicWriteFile(folder / "report.html", EvalReportHtml(report)));
+  return AtomicWriteFile(folder / "report.md", EvalReportMarkdown(report));
+}
+
 Status WriteEvalReport(EvalContext& context, const ResultFile& results, const ReportScope& scope,
                        const std::filesystem::path& out) {
   std::set<std::string> categories;
@@ -128,8 +164,7 @@ Status WriteEvalReport(EvalContext& context, const ResultFile& results, const Re
         category, Summarize(results, scope.ks, {scope.questions, false, category}, scope.seed));
   }
   report.warnings = Warnings(report.rows);
-  const std::filesystem::path path = out / "report.md";
-  INFERSCALE_RETURN_IF_ERROR(AtomicWriteFile(path, EvalReportMarkdown(report)));
+  INFERSCALE_RETURN_IF_ERROR(WriteReportFiles(report, out));
   for (const std::string& warning : report.warnings) Say(context, warning);
   std::ostream& tables = context.json ? *context.progress : *context.out;
   tables << "\n" << SummaryTable(report.rows).ToText();
@@ -137,13 +172,10 @@ Status WriteEvalReport(EvalContext& context, const ResultFile& results, const Re
     tables << "\nquestions that the history does not answer (category 5)\n"
            << SummaryTable(report.adversarial).ToText();
   }
-  tables << "\nreport: " << std::filesystem::absolute(path).string() << std::endl;
+  tables << "\nreport: " << std::filesystem::absolute(out / "report.html").string() << std::endl;
   if (!context.json) return OkStatus();
-  nlohmann::ordered_json json{{"rows", ToJson(report.rows)},
-                              {"adversarial", ToJson(report.adversarial)}};
-  for (const auto& [category, rows] : report.categories)
-    json["categories"][category] = ToJson(rows);
-  json["report"] = std::filesystem::absolute(path).string();
+  nlohmann::ordered_json json = EvalReportJson(report);
+  json["report"] = std::filesystem::absolute(out / "report.md").string();
   *context.out << json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace)
                << std::endl;
   return OkStatus();

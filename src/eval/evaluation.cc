@@ -1,6 +1,7 @@
 #include "eval/evaluation.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <set>
 #include <tuple>
@@ -36,6 +37,7 @@ class Evaluation {
 
   Status Run() {
     INFERSCALE_RETURN_IF_ERROR(CheckOptions());
+    INFERSCALE_ASSIGN_OR_RETURN(judge_, OpenJudge(options_.judge, options_.generate > 0));
     INFERSCALE_RETURN_IF_ERROR(ChooseQuestions());
     const std::filesystem::path out(options_.out);
     INFERSCALE_RETURN_IF_ERROR(CreatePrivateFolder(out));
@@ -53,6 +55,7 @@ class Evaluation {
       }
       if (!Wants("kv")) break;
     }
+    if (judge_) INFERSCALE_RETURN_IF_ERROR(Judge(&results));
     ReportScope scope;
     scope.ks = options_.ks;
     for (const AskedQuestion& asked : asked_) scope.questions.insert(asked.question->id);
@@ -61,6 +64,24 @@ class Evaluation {
   }
 
  private:
+  /// What the history does not answer has no right answer to be judged by.
+  Status Judge(ResultFile* results) {
+    std::map<std::string, const EvalQuestion*> questions;
+    for (const AskedQuestion& asked : asked_) questions[asked.question->id] = asked.question;
+    std::vector<JudgeItem> items;
+    for (const auto& [key, result] : results->results()) {
+      const auto found = questions.find(key.question);
+      if (found == questions.end() || result.adversarial || !result.answer) continue;
+      items.push_back({key, found->second->question, found->second->answer});
+    }
+    JudgeOptions judge_options;
+    judge_options.model = options_.judge.model;
+    INFERSCALE_ASSIGN_OR_RETURN(const JudgeOutcome outcome,
+                                JudgeAnswers(context_, judge_, judge_options, items, results));
+    if (const std::string note = JudgeNote(outcome); !note.empty()) Say(context_, note);
+    return OkStatus();
+  }
+
   bool Wants(const std::string& mode) const {
     return std::find(options_.modes.begin(), options_.modes.end(), mode) != options_.modes.end();
   }
@@ -343,6 +364,7 @@ class Evaluation {
   EvalOptions options_;
   EvalDataset dataset_;
   std::vector<AskedQuestion> asked_;
+  CompletionFunction judge_;
   SystemTextSpec system_;
   std::string system_text_;
   TimeMs today_ = 0;

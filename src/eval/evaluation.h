@@ -12,6 +12,7 @@
 
 #include "eval/commands.h"
 #include "eval/dataset.h"
+#include "eval/judge.h"
 
 namespace inferscale {
 
@@ -35,6 +36,7 @@ struct EvalOptions {
   std::string names = "given";  ///< or "none"
   std::int32_t profile = 0;     ///< always served: this many of the owner's oldest facts
   std::int32_t generate = 0;
+  JudgeFlags judge;  ///< of generated answers; may change from run to run
 };
 
 Status RunEvaluation(EvalContext& context, EvalOptions options, EvalDataset dataset);

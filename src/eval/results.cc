@@ -20,6 +20,29 @@ std::int32_t CountOr(const nlohmann::json& json, const char* name, std::int32_t 
   return static_cast<std::int32_t>(std::clamp(NumberOr(json, name, otherwise), 0.0, 2e9));
 }
 
+std::optional<bool> BooleanIn(const nlohmann::json& json, const char* name) {
+  const auto found = json.find(name);
+  if (found == json.end() || !found->is_boolean()) return std::nullopt;
+  return found->get<bool>();
+}
+
+/// Yes or no of a way of serving and of text, on the same questions.
+struct PairedLabels {
+  std::int64_t pairs = 0, right = 0, only_this = 0, only_text = 0;
+
+  void Add(std::optional<bool> label, std::optional<bool> text) {
+    if (!label || !text) return;
+    ++pairs;
+    right += *label;
+    only_this += *label && !*text;
+    only_text += *text && !*label;
+  }
+  double Share() const {
+    return pairs == 0 ? 0 : static_cast<double>(right) / static_cast<double>(pairs);
+  }
+  double P() const { return McNemarExact(only_this, only_text); }
+};
+
 std::int32_t ModeRank(const std::string& mode) {
   return mode == "none" ? 0 : mode == "text" ? 1 : 2;
 }
@@ -56,6 +79,11 @@ nlohmann::json ToJson(const QuestionResult& result) {
     json["f1"] = result.f1;
     json["bleu1"] = result.bleu1;
     json["exact"] = result.exact;
+  }
+  if (!result.judged.model.empty()) {
+    nlohmann::json& judged = json["judged"] = {{"model", result.judged.model}};
+    if (result.judged.label) judged["label"] = *result.judged.label;
+    if (result.judged.strict) judged["strict"] = *result.judged.strict;
   }
   return json;
 }
@@ -97,6 +125,13 @@ Result<QuestionResult> QuestionResultFromJson(const nlohmann::json& json) {
     result.f1 = NumberOr(json, "f1", 0);
     result.bleu1 = NumberOr(json, "bleu1", 0);
     result.exact = json.value("exact", nlohmann::json(false)) == true;
+  }
+  if (json.contains("judged")) {
+    const nlohmann::json& judged = json["judged"];
+    INFERSCALE_ASSIGN_OR_RETURN(result.judged.model,
+                                RequiredString(judged, "model", "result, judged"));
+    result.judged.label = BooleanIn(judged, "label");
+    result.judged.strict = BooleanIn(judged, "strict");
   }
   return result;
 }
@@ -196,6 +231,7 @@ std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::in
         not_injected;
     std::int64_t only_text = 0, only_this = 0;
     bool generated = true;
+    PairedLabels judge, judge_strict;
   };
   std::map<
       std::tuple<std::int32_t, std::int32_t, std::string, std::string, std::string, std::int32_t>,
@@ -226,6 +262,10 @@ std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::in
       group.f1.push_back(result.f1);
       group.bleu1.push_back(result.bleu1);
       group.exact.push_back(result.exact ? 1 : 0);
+      if (result.judged.model == text->judged.model) {
+        group.judge.Add(result.judged.label, text->judged.label);
+        group.judge_strict.Add(result.judged.strict, text->judged.strict);
+      }
       group.only_text += text->exact && !result.exact;
       group.only_this += result.exact && !text->exact;
     }
@@ -244,6 +284,12 @@ std::vector<Summary> Summarize(const ResultFile& file, const std::vector<std::in
     row.bleu1 = Mean(group.bleu1);
     row.exact = Mean(group.exact);
     row.mcnemar_p = McNemarExact(group.only_this, group.only_text);
+    row.judged = group.judge.pairs;
+    row.judged_strict = group.judge_strict.pairs;
+    row.judge = group.judge.Share();
+    row.judge_strict = group.judge_strict.Share();
+    row.judge_p = group.judge.P();
+    row.judge_strict_p = group.judge_strict.P();
     row.kl = Mean(group.kl);
     row.top1 = Mean(group.top1);
     row.ttft_ms = Median(group.ttft_ms);
@@ -258,6 +304,9 @@ nlohmann::ordered_json ToJson(const std::vector<Summary>& rows) {
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   const auto generated = [](const Summary& row, double value) {
     return row.generated ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+  };
+  const auto judged = [](std::int64_t pairs, double value) {
+    return pairs > 0 ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
   };
   for (const Summary& row : rows) {
     json.push_back({{"k", row.k},
@@ -274,6 +323,10 @@ nlohmann::ordered_json ToJson(const std::vector<Summary>& rows) {
                     {"bleu1", generated(row, row.bleu1)},
                     {"exact_match", generated(row, row.exact)},
                     {"mcnemar_p", generated(row, row.mcnemar_p)},
+                    {"judge", judged(row.judged, row.judge)},
+                    {"judge_p", judged(row.judged, row.judge_p)},
+                    {"judge_strict", judged(row.judged_strict, row.judge_strict)},
+                    {"judge_strict_p", judged(row.judged_strict, row.judge_strict_p)},
                     {"kl", row.mode == "none" ? nlohmann::ordered_json(nullptr)
                                               : nlohmann::ordered_json(row.kl)},
                     {"top1", row.top1},

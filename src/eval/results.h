@@ -33,6 +33,12 @@ struct ResultKey {
   auto operator<=>(const ResultKey&) const = default;
 };
 
+/// What a language model said of a generated answer.
+struct Judgement {
+  std::string model;                  ///< that judged; empty: none has
+  std::optional<bool> label, strict;  ///< whether the answer is right, generously and strictly
+};
+
 struct QuestionResult {
   ResultKey key;
   std::string category;
@@ -48,6 +54,7 @@ struct QuestionResult {
   std::optional<std::string> answer;  ///< greedy, with --generate
   double f1 = 0, bleu1 = 0;
   bool exact = false;
+  Judgement judged;
 };
 
 class ResultFile {
@@ -96,6 +103,9 @@ struct Summary {
   double f1 = 0, bleu1 = 0, exact = 0;
   double mcnemar_p = 1;  ///< exact matches against text's
   bool generated = false;
+  std::int64_t judged = 0, judged_strict = 0;  ///< answers with such a label, text's as well
+  double judge = 0, judge_strict = 0;          ///< shares of right ones among them
+  double judge_p = 1, judge_strict_p = 1;      ///< McNemar against text
   double kl = 0, top1 = 0;
   double ttft_ms = 0;                     ///< median
   double left_out = 0, not_injected = 0;  ///< mean a question, see QuestionResult

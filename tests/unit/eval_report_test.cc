@@ -1,8 +1,15 @@
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "eval/demo_result.h"
 #include "eval/eval_report.h"
+#include "eval/html_page.h"
 #include "eval/table.h"
 
 namespace inferscale {
@@ -93,6 +100,117 @@ TEST(DemoJson, HasTheAgreedShape) {
 }
 
 TEST(DemoPage, TakesAnEmptyResult) { EXPECT_THAT(DemoPage({}), HasSubstr("</html>")); }
+
+Summary Row(std::int32_t k, const std::string& mode, const std::string& recipe, double diff) {
+  Summary row;
+  row.k = k;
+  row.mode = mode;
+  row.recipe = recipe;
+  row.codec = recipe.empty() ? "" : "int4";
+  row.n = 42;
+  row.diff = diff;
+  row.diff_interval = {diff - 0.05, diff + 0.05};
+  row.ttft_ms = 100.0 * k;
+  row.generated = true;
+  row.f1 = 0.25;
+  row.judged = row.judged_strict = 40;
+  row.judge = 0.6;
+  row.judge_strict = 0.4;
+  return row;
+}
+
+EvalReport SampleReport() {
+  EvalReport report;
+  report.title = "<script>title</script>";
+  report.settings = {{"model", "<img src=x>"}};
+  for (const std::int32_t k : {5, 20}) {
+    report.rows.push_back(Row(k, "none", "", -0.7));
+    report.rows.push_back(Row(k, "text", "", 0));
+    report.rows.push_back(Row(k, "kv", "primer", 0.031));
+    report.rows.push_back(Row(k, "kv", "b<re", -0.412));
+  }
+  report.adversarial = {Row(5, "text", "", 0)};
+  report.categories = {{"multi & <hop>", {Row(20, "kv", "primer", 0.077)}}};
+  return report;
+}
+
+std::size_t Count(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++count;
+  return count;
+}
+
+/// Every element that is opened is closed, in order; every attribute is quoted.
+::testing::AssertionResult WellFormed(const std::string& html) {
+  const std::set<std::string> empty = {"meta", "!DOCTYPE"};
+  std::vector<std::string> open;
+  for (std::size_t at = 0; (at = html.find('<', at)) != std::string::npos;) {
+    const std::size_t end = html.find('>', at);
+    if (end == std::string::npos) return ::testing::AssertionFailure() << "a tag has no end";
+    const std::string tag = html.substr(at + 1, end - at - 1);
+    at = end;
+    if (tag.find('<') != std::string::npos)
+      return ::testing::AssertionFailure() << "'<' inside <" << tag << ">";
+    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0)
+      return ::testing::AssertionFailure() << "a quote is missing in <" << tag << ">";
+    const std::string name = tag.substr(0, tag.find_first_of(" /", 1));
+    if (name.starts_with("/")) {
+      if (open.empty() || "/" + open.back() != name)
+        return ::testing::AssertionFailure() << "<" << name << "> closes nothing";
+      open.pop_back();
+    } else if (!empty.contains(name) && !tag.ends_with("/")) {
+      open.push_back(name);
+    }
+  }
+  if (!open.empty()) return ::testing::AssertionFailure() << open.back() << " is not closed";
+  return ::testing::AssertionSuccess();
+}
+
+TEST(EvalReportHtml, IsSelfContainedWellFormedAndEscaped) {
+  const std::string page = EvalReportHtml(SampleReport());
+  EXPECT_TRUE(WellFormed(page));
+  EXPECT_TRUE(WellFormed(DemoPage(SampleResult())));
+  EXPECT_FALSE(WellFormed("<p><b></p></b>"));
+  EXPECT_THAT(page, AllOf(Not(HasSubstr("<script")), Not(HasSubstr("<img")), Not(HasSubstr("http")),
+                          Not(HasSubstr("url(")), Not(HasSubstr("<hop"))));
+  EXPECT_THAT(page, AllOf(HasSubstr("&lt;script&gt;title"), HasSubstr("&lt;img src=x&gt;"),
+                          HasSubstr("multi &amp; &lt;hop&gt;"), HasSubstr("kv b&lt;re int4"),
+                          HasSubstr("prefers-color-scheme: dark")));
+}
+
+TEST(EvalReportHtml, HasEveryRowAndPlot) {
+  const std::string page = EvalReportHtml(SampleReport());
+  EXPECT_EQ(Count(page, "<tr>"), 3u + 8u + 1u + 1u);
+  for (const char* figure : {"+0.031", "-0.412", "+0.077", "0.250", "0.600", "0.400"})
+    EXPECT_THAT(page, HasSubstr(figure));
+  // Difference, F1, judge, TTFT and the categories.
+  EXPECT_EQ(Count(page, "<svg"), 5u);
+  EXPECT_THAT(page, AllOf(HasSubstr("kv primer int4, 5: 0.031 [-0.019, 0.081]"),
+                          HasSubstr("class=\"kv-interval\""), HasSubstr("class=\"other1-line\""),
+                          HasSubstr("<rect class=\"kv-dot\"")));
+}
+
+TEST(EvalReportHtml, LeavesOutWhatWasNotMeasured) {
+  EvalReport report;
+  report.rows = {Row(5, "text", "", 0)};
+  report.rows[0].generated = false;
+  report.rows[0].judged = 0;
+  const std::string page = EvalReportHtml(report);
+  EXPECT_TRUE(WellFormed(page));
+  EXPECT_EQ(Count(page, "<svg"), 1u) << "TTFT alone";
+  EXPECT_THAT(page, Not(HasSubstr("Token F1</h2>")));
+  EXPECT_TRUE(WellFormed(EvalReportHtml({})));
+}
+
+TEST(LineChart, TakesValuesThatAreNoNumbers) {
+  Chart chart;
+  chart.series = {{"a", "kv", {{1, std::numeric_limits<double>::quiet_NaN(), {}}, {2, 3, {}}}},
+                  {"b", "text", {}}};
+  const std::string svg = LineChart(chart);
+  EXPECT_TRUE(WellFormed(svg));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_EQ(LineChart({}), "");
+}
 
 }  // namespace
 }  // namespace inferscale
