@@ -402,5 +402,55 @@ class Doctor(CliTest):
         self.assertGreater(chat["injected_tokens"], 0)
 
 
+class Judge(CliTest):
+    def test_answers_are_judged_twice_and_a_rerun_asks_for_what_is_missing(self):
+        sample = {
+            "sample_id": "s",
+            "conversation": {
+                "speaker_a": "Ada", "speaker_b": "Bo",
+                "session_1_date_time": "1:00 pm on 1 May, 2023",
+                "session_1": [{"speaker": "Ada", "dia_id": "D1:1", "text": "I keep bees."}],
+            },
+            "observation": {"session_1_observation": {"Ada": [["Ada keeps bees", "D1:1"]]}},
+            "qa": [{"question": f"What does Ada keep ({i})?", "answer": "bees", "category": 4}
+                   for i in range(3)],
+        }
+        path = self.home / "locomo.json"
+        path.write_text(json.dumps([sample]))
+        labels = []
+
+        def complete(messages):
+            strict = "Be strict" in messages[0]["content"]
+            labels.append(strict)
+            return json.dumps({"label": "WRONG" if strict else "CORRECT"})
+
+        server = FakeServer(self, complete)
+        url = self.environment["INFERSCALE_EXTRACTOR_URL"]
+        self.environment["JUDGE_KEY"] = "secret"
+        arguments = ["eval", "locomo", str(path), "--k", "1", "--modes", "text,kv", "--generate",
+                     "4", "--out", str(self.home / "out"), "--judge-endpoint", url,
+                     "--judge-model", "fair", "--judge-api-key-env", "JUDGE_KEY"]
+        rows = self.json_of(*arguments)["rows"]
+        self.assertEqual([row["mode"] for row in rows], ["text", "kv"])
+        for row in rows:
+            self.assertEqual((row["judge"], row["judge_strict"]), (1, 0))
+            self.assertEqual(row["judge_p"], 1)
+        self.assertIn(True, labels)
+        self.assertIn(False, labels)
+        judged = [headers for target, headers in server.requests if target.endswith("completions")]
+        self.assertEqual({headers["Authorization"] for headers in judged}, {"Bearer secret"})
+        asked = len(labels)
+        self.json_of(*arguments)
+        self.assertEqual(len(labels), asked, "what is judged is not judged again")
+
+        page = (self.home / "out" / "report.html").read_text()
+        self.assertIn("<svg", page)
+        self.assertNotIn("http", page)
+        report = json.loads((self.home / "out" / "report.json").read_text())
+        self.assertEqual(report["rows"], rows)
+        error = self.error_of(*arguments[:-2], "--judge-api-key-env", "NO_SUCH_VARIABLE")
+        self.assertIn("NO_SUCH_VARIABLE", error["message"])
+
+
 if __name__ == "__main__":
     cli_support.main()
