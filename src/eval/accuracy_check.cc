@@ -76,7 +76,7 @@ Result<std::vector<AccuracyFigures>> AccuracyCheck::Measure(EvalContext& context
                        "): there is nothing to compare with text");
   }
   INFERSCALE_RETURN_IF_ERROR(
-      session.Ingest(scope_, conversation_, IngestSource::kFacts, options_.max_facts));
+      session.Ingest(scope_, conversation_, {.max_facts = options_.max_facts}));
   INFERSCALE_RETURN_IF_ERROR(
       session.WaitIdle("encoding facts, " + session.service().options().recipe));
   if (items_.empty()) {

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <iostream>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -20,20 +22,45 @@ using testing::ChatModel;
 using testing::TestOptions;
 
 constexpr std::int32_t kFacts = 8;        // in a prompt
-constexpr std::size_t kStoredFacts = 60;  // of a conversation
-constexpr std::size_t kQuestions = 24;
+constexpr std::size_t kStoredFacts = 48;  // of a conversation
+constexpr std::size_t kQuestions = 24, kLocomoQuestions = 16;
 
-/// The questions that the first facts of a conversation answer.
-EvalConversation Beginning(EvalConversation whole, std::size_t facts) {
-  std::set<std::string> sources;
-  whole.facts.resize(std::min(facts, whole.facts.size()));
-  for (const EvalFact& fact : whole.facts) sources.insert(fact.sources.begin(), fact.sources.end());
-  std::erase_if(whole.questions, [&](const EvalQuestion& question) {
-    return question.adversarial || question.evidence.empty() ||
-           !std::all_of(question.evidence.begin(), question.evidence.end(),
-                        [&](const std::string& id) { return sources.contains(id); });
+/// Some of a conversation's questions with the facts that answer them, and others from its
+/// beginning until there are kStoredFacts.
+EvalConversation Reduced(EvalConversation whole, std::size_t questions) {
+  std::erase_if(whole.questions, [](const EvalQuestion& question) {
+    return question.adversarial || question.evidence.empty();
   });
-  return whole;
+  const std::size_t stride = std::max<std::size_t>(1, whole.questions.size() / questions);
+  EvalConversation reduced = whole;
+  reduced.questions.clear();
+  reduced.facts.clear();
+  std::set<std::string> evidence;
+  for (std::size_t i = 0; i < whole.questions.size() && reduced.questions.size() < questions;
+       i += stride) {
+    const EvalQuestion& question = whole.questions[i];
+    reduced.questions.push_back(question);
+    evidence.insert(question.evidence.begin(), question.evidence.end());
+  }
+  std::vector<bool> kept(whole.facts.size());
+  std::size_t count = 0;
+  for (const bool answers : {true, false}) {
+    for (std::size_t i = 0; i < whole.facts.size() && count < kStoredFacts; ++i) {
+      const std::vector<std::string>& sources = whole.facts[i].sources;
+      const bool is_evidence =
+          std::any_of(sources.begin(), sources.end(),
+                      [&](const std::string& id) { return evidence.contains(id); });
+      if (kept[i] || is_evidence != answers) continue;
+      kept[i] = true;
+      ++count;
+    }
+  }
+  for (std::size_t i = 0; i < whole.facts.size(); ++i) {
+    if (!kept[i]) continue;
+    reduced.facts.push_back(whole.facts[i]);
+    reduced.facts.back().supersedes.reset();  // an index into the whole list
+  }
+  return reduced;
 }
 
 class AccuracyCheckModelTest : public ::testing::Test {
@@ -100,7 +127,7 @@ class AccuracyCheckModelTest : public ::testing::Test {
 TEST_F(AccuracyCheckModelTest, TheDefaultRecipeIsAsGoodAsTextAndBareIsNot) {
   Result<EvalConversation> history = BuiltInDemo();
   ASSERT_TRUE(history.ok()) << history.status().ToString();
-  AccuracyCheck check(*std::move(history), {{kFacts}, kQuestions, kStoredFacts, 1});
+  AccuracyCheck check(Reduced(*std::move(history), kQuestions), {{kFacts}, 0, 0, 1});
   const AccuracyVerdict primer = Judge(check, MemoryServiceOptions().recipe);
   EXPECT_TRUE(primer.passed) << primer.ToString();
   std::string encoding_id;
@@ -142,8 +169,8 @@ TEST_F(AccuracyCheckModelTest, TheDefaultRecipeIsAsGoodAsTextOnLocomo) {
   Result<EvalDataset> dataset = LoadLocomo(file);
   ASSERT_TRUE(dataset.ok()) << dataset.status().ToString();
   ASSERT_FALSE(dataset->conversations.empty());
-  AccuracyCheck check(Beginning(dataset->conversations.front(), kStoredFacts),
-                      {{kFacts}, kQuestions, kStoredFacts, 1});
+  AccuracyCheck check(Reduced(dataset->conversations.front(), kLocomoQuestions),
+                      {{kFacts}, 0, 0, 1});
   const AccuracyVerdict primer = Judge(check, MemoryServiceOptions().recipe);
   EXPECT_TRUE(primer.passed) << primer.ToString();
 }
