@@ -11,7 +11,7 @@ namespace inferscale {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 340;
-constexpr double kLeft = 70, kRight = 90, kTop = 20, kBottom = 50;
+constexpr double kLeft = 70, kRight = 90, kTop = 36, kBottom = 50;
 constexpr double kLabelHeight = 15;
 
 constexpr std::string_view kStyle = R"css(
@@ -117,7 +117,7 @@ std::string Frame(const std::string& description, const std::string& y_label, co
                    "text-anchor=\"end\"");
   }
   svg += SvgLine("axis", kLeft, scale.Y(0), scale.End(), scale.Y(0));
-  return svg + SvgText(4, kTop - 6, y_label, "class=\"unit\"");
+  return svg + SvgText(4, kTop - 22, y_label, "class=\"unit\"");
 }
 
 std::string PointTitle(const std::string& place, const ChartSeries::Point& point, int digits) {
@@ -164,6 +164,10 @@ std::string EndLabels(const std::vector<const ChartSeries*>& series, const Scale
   for (auto& [y, each] : labels) {
     y = std::max(y, least);
     least = y + kLabelHeight;
+  }
+  const double below = labels.back().first - (kHeight - kLabelHeight);
+  for (auto& [y, each] : labels) {
+    y -= std::max(below, 0.0);
     svg += "<circle class=\"" + each->color + "-dot\" cx=\"" + Number(scale.End() + 16) +
            "\" cy=\"" + Number(y) + "\" r=\"3.5\"/>\n" +
            SvgText(scale.End() + 24, y + 4, each->label, "class=\"label\"");
