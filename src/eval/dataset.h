@@ -37,6 +37,7 @@ struct EvalQuestion {
   std::string category;
   bool adversarial = false;  ///< the history does not answer it (LoCoMo's category 5)
   std::vector<std::string> evidence;
+  TimeMs time_ms = 0;  ///< when it is asked; 0: a day after the last history of the dataset
 };
 
 struct EvalConversation {
@@ -63,6 +64,19 @@ Result<EvalDataset> ParseLocomo(std::string_view json);
 /// The same from a file of at most 256 MiB.
 Result<EvalDataset> LoadLocomo(const std::filesystem::path& path);
 
+/// LongMemEval's JSON: a list of questions, each with a history of its own. What the user says has
+/// no speaker, the assistant is "The assistant". Questions whose id ends in "_abs" are adversarial.
+Result<EvalDataset> ParseLongMemEval(std::string_view json);
+/// The same from a file of at most 1 GiB.
+Result<EvalDataset> LoadLongMemEval(const std::filesystem::path& path);
+
+/// One history a line, see docs/measuring.md. Blank lines are left out.
+Result<EvalDataset> ParseHistoryLines(std::string_view text);
+/// The same from a file of at most 1 GiB.
+Result<EvalDataset> LoadHistoryLines(const std::filesystem::path& path);
+
+/// "2023/05/20 (Sat) 02:21"; without a time, midnight.
+Result<TimeMs> ParseLongMemEvalTime(std::string_view text);
 /// "1:56 pm on 8 May, 2023"
 Result<TimeMs> ParseLocomoTime(std::string_view text);
 

@@ -1,5 +1,7 @@
+#include <filesystem>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "eval/commands.h"
 #include "eval/dataset.h"
@@ -7,6 +9,27 @@
 
 namespace inferscale {
 namespace {
+
+struct DatasetFormat {
+  const char* name;
+  const char* description;
+  const char* footer;
+  Result<EvalDataset> (*load)(const std::filesystem::path&);
+};
+
+constexpr DatasetFormat kFormats[] = {
+    {"locomo", "LoCoMo's long conversations and questions",
+     "Example: inferscale eval locomo locomo10.json --k 5,20,50 --modes none,text,kv --recipes "
+     "primer,bare,window:20 --codecs f16,int4 --questions 100 --seed 1 --json",
+     LoadLocomo},
+    {"longmemeval", "LongMemEval's questions, each with a history of its own",
+     "Example: inferscale eval longmemeval longmemeval_s.json --k 20 --questions 50",
+     LoadLongMemEval},
+    {"jsonl", "Histories, facts and questions of your own, one history a line",
+     "The format is described in docs/measuring.md.\n"
+     "Example: inferscale eval jsonl histories.jsonl --k 5,20",
+     LoadHistoryLines},
+};
 
 void AddEvalOptions(CLI::App& app, EvalOptions& options) {
   app.add_option("--k", options.ks, "Numbers of facts")
@@ -34,8 +57,9 @@ void AddEvalOptions(CLI::App& app, EvalOptions& options) {
                  "Only these conversations, of the questions that are drawn")
       ->delimiter(',');
   app.add_option("--ingest", options.ingest,
-                 "facts: the given observations; verbatim: every turn is a fact")
-      ->check(CLI::IsMember({"facts", "verbatim"}))
+                 "facts: those of the file, its turns if it has none; verbatim: every turn is a "
+                 "fact; extract: what the extractor makes of the turns")
+      ->check(CLI::IsMember({"facts", "verbatim", "extract"}))
       ->capture_default_str();
   app.add_option("--system", options.system,
                  "System message in front of every prompt: a text file, or tokens:N of a built-in "
@@ -70,15 +94,14 @@ EvalCommand AddEvalCommand(CLI::App& parent) {
       "eval", "Compare answers with facts as KV and as text, question by question");
   app->require_subcommand(1)->fallthrough();
   app->footer("Example: inferscale eval locomo locomo10.json --k 5,20 --questions 50");
-  CLI::App* locomo = app->add_subcommand("locomo", "LoCoMo's long conversations and questions");
-  locomo->fallthrough();
-  locomo->add_option("file", options->file, "LoCoMo's JSON file")
-      ->required()
-      ->check(CLI::ExistingFile);
-  AddEvalOptions(*locomo, *options);
-  locomo->footer(
-      "Example: inferscale eval locomo locomo10.json --k 5,20,50 --modes none,text,kv --recipes "
-      "primer,bare,window:20 --codecs f16,int4 --questions 100 --seed 1 --json");
+  std::vector<std::pair<CLI::App*, const DatasetFormat*>> datasets;
+  for (const DatasetFormat& format : kFormats) {
+    CLI::App* dataset = app->add_subcommand(format.name, format.description);
+    dataset->fallthrough()->footer(format.footer);
+    dataset->add_option("file", options->file, "The dataset")->required()->check(CLI::ExistingFile);
+    AddEvalOptions(*dataset, *options);
+    datasets.emplace_back(dataset, &format);
+  }
   CLI::App* merge =
       app->add_subcommand("merge", "Put the results of several runs into one and report on them");
   merge->fallthrough();
@@ -90,8 +113,12 @@ EvalCommand AddEvalCommand(CLI::App& parent) {
   merge->footer("Example: inferscale eval merge shard-1 shard-2 --out whole");
   return {app, [=](EvalContext& context) -> Status {
             if (merge->parsed()) return MergeEvaluations(context, *merge_options);
-            INFERSCALE_ASSIGN_OR_RETURN(EvalDataset dataset, LoadLocomo(options->file));
-            return RunEvaluation(context, *options, std::move(dataset));
+            for (const auto& [command, format] : datasets) {
+              if (!command->parsed()) continue;
+              INFERSCALE_ASSIGN_OR_RETURN(EvalDataset dataset, format->load(options->file));
+              return RunEvaluation(context, *options, std::move(dataset));
+            }
+            return InvalidArgument("eval needs a dataset");
           }};
 }
 

@@ -22,7 +22,7 @@ std::vector<std::pair<std::string, std::string>> Settings(const nlohmann::json& 
       {"model", text("model")},
       {"facts", ingest == "facts"      ? "given observations"
                 : ingest == "verbatim" ? "verbatim turns"
-                                       : ingest},
+                                       : "extracted from the turns"},
       {"questions", std::to_string(scope.questions.size())},
       {"seed", std::to_string(scope.seed)}};
   if (header.contains("system")) settings.emplace_back("system message", text("system"));

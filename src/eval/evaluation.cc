@@ -1,7 +1,9 @@
 #include "eval/evaluation.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
 #include <tuple>
@@ -39,6 +41,7 @@ class Evaluation {
     INFERSCALE_RETURN_IF_ERROR(CheckOptions());
     INFERSCALE_ASSIGN_OR_RETURN(judge_, OpenJudge(options_.judge, options_.generate > 0));
     INFERSCALE_RETURN_IF_ERROR(ChooseQuestions());
+    now_->store(today_);
     const std::filesystem::path out(options_.out);
     INFERSCALE_RETURN_IF_ERROR(CreatePrivateFolder(out));
     INFERSCALE_ASSIGN_OR_RETURN(ResultFile results,
@@ -101,6 +104,10 @@ class Evaluation {
       std::sort(list->begin(), list->end());
       list->erase(std::unique(list->begin(), list->end()), list->end());
     }
+    const bool facts_given = std::any_of(
+        dataset_.conversations.begin(), dataset_.conversations.end(),
+        [](const EvalConversation& conversation) { return !conversation.facts.empty(); });
+    if (options_.ingest == "facts" && !facts_given) options_.ingest = "verbatim";
     INFERSCALE_ASSIGN_OR_RETURN(system_, SystemTextSpec::Parse(options_.system));
     // Every figure is a difference to text.
     if (!Wants("text")) options_.modes.emplace_back("text");
@@ -219,7 +226,7 @@ class Evaluation {
                                      (options_.ks.back() + options_.profile) * kTokensPerFact;
     service_options.max_fact_tokens = service_options.context_tokens;
     service_options.parallel_sequences = 1;
-    service_options.clock = [today = today_] { return today; };
+    service_options.clock = [now = now_] { return now->load(); };
     INFERSCALE_ASSIGN_OR_RETURN(EvalSession session, EvalSession::Open(context_, service_options));
     const bool kv = session.capabilities().kv_injection;
     if (Wants("kv") && !kv) Say(context_, "KV refused: " + session.capabilities().kv_refusal);
@@ -237,6 +244,7 @@ class Evaluation {
       const std::vector<ResultKey> keys =
           Missing(asked.question->id, recipe, codec, baselines, *results);
       if (keys.empty()) continue;
+      SetClock(*asked.question);
       INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> facts, Retrieve(session, asked, results));
       for (const ResultKey& key : keys) {
         INFERSCALE_RETURN_IF_ERROR(CheckStop(context_));
@@ -310,6 +318,11 @@ class Evaluation {
     return results->Add(std::move(result));
   }
 
+  /// The date that stands in the prompt.
+  void SetClock(const EvalQuestion& question) {
+    now_->store(question.time_ms != 0 ? question.time_ms : today_);
+  }
+
   Result<QuestionResult> MeasureOnce(EvalSession& session, const AskedQuestion& asked,
                                      std::span<const Fact> facts, const ResultKey& key,
                                      const ResultFile& results) {
@@ -368,6 +381,8 @@ class Evaluation {
   SystemTextSpec system_;
   std::string system_text_;
   TimeMs today_ = 0;
+  /// The service's; shared, since its worker reads it too.
+  std::shared_ptr<std::atomic<TimeMs>> now_ = std::make_shared<std::atomic<TimeMs>>(0);
 };
 
 }  // namespace

@@ -31,10 +31,10 @@ struct EvalOptions {
   std::int32_t questions = 0;              ///< 0: all
   std::uint64_t seed = 1;
   // Settings of a whole run: a folder of results has one of each.
-  std::string ingest = "facts";
-  std::string system;           ///< see SystemTextSpec
-  std::string names = "given";  ///< or "none"
-  std::int32_t profile = 0;     ///< always served: this many of the owner's oldest facts
+  std::string ingest = "facts";  ///< verbatim if the dataset gives none
+  std::string system;            ///< see SystemTextSpec
+  std::string names = "given";   ///< or "none"
+  std::int32_t profile = 0;      ///< always served: this many of the owner's oldest facts
   std::int32_t generate = 0;
   JudgeFlags judge;  ///< of generated answers; may change from run to run
 };

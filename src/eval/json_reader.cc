@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/utf8.h"
+
 namespace inferscale {
 namespace {
 
@@ -45,6 +47,20 @@ Result<const nlohmann::json*> RequiredArray(const nlohmann::json& object, const 
     if (found != object.end() && found->is_array()) return &*found;
   }
   return InvalidArgument(where + ": \"" + name + "\" must be a list");
+}
+
+Result<std::string> RequiredText(const nlohmann::json& object, const char* name,
+                                 const std::string& where) {
+  if (object.is_object()) {
+    const auto found = object.find(name);
+    if (found != object.end() && found->is_number()) return found->dump();
+    if (found != object.end() && found->is_string() &&
+        !TrimWhitespace(found->get_ref<const std::string&>()).empty()) {
+      return found->get<std::string>();
+    }
+  }
+  return InvalidArgument(where + ": \"" + name +
+                         "\" must be a number or a string that is not empty");
 }
 
 std::vector<std::string> OptionalStrings(const nlohmann::json& object, const char* name) {

@@ -20,6 +20,9 @@ Result<std::string> RequiredString(const nlohmann::json& object, const char* nam
 /// A null pointer in no case: an absent member or another type is kInvalidArgument.
 Result<const nlohmann::json*> RequiredArray(const nlohmann::json& object, const char* name,
                                             const std::string& where);
+/// A string that is not blank, or a number as its text.
+Result<std::string> RequiredText(const nlohmann::json& object, const char* name,
+                                 const std::string& where);
 /// Strings of an array, a lone string, or nothing; other elements are left out.
 std::vector<std::string> OptionalStrings(const nlohmann::json& object, const char* name);
 

@@ -32,7 +32,9 @@ std::string IngestedMark(const Scope& scope, std::int32_t session) {
 Result<IngestSource> ParseIngestSource(const std::string& name) {
   if (name == "facts") return IngestSource::kFacts;
   if (name == "verbatim") return IngestSource::kVerbatim;
-  return InvalidArgument("--ingest must be \"facts\" or \"verbatim\", not \"" + name + "\"");
+  if (name == "extract") return IngestSource::kExtract;
+  return InvalidArgument("--ingest must be \"facts\", \"verbatim\" or \"extract\", not \"" + name +
+                         "\"");
 }
 
 Result<WorkFolder> WorkFolder::Create(const std::filesystem::path& given) {
@@ -68,7 +70,9 @@ Result<EvalSession> EvalSession::Open(EvalContext& context, const EvalServiceOpt
 
 Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversation,
                            const IngestOptions& options) {
-  const IngestSource source = options.source;
+  const IngestSource source = options.source == IngestSource::kFacts && conversation.facts.empty()
+                                  ? IngestSource::kVerbatim
+                                  : options.source;
   const std::size_t max_facts = options.max_facts;
   std::map<std::int32_t, IngestBatch> sessions;
   std::map<std::int32_t, std::map<std::string, std::int32_t>> turn_indexes;
@@ -113,12 +117,13 @@ Status EvalSession::Ingest(const Scope& scope, const EvalConversation& conversat
     const std::string mark = IngestedMark(scope, number);
     INFERSCALE_ASSIGN_OR_RETURN(const std::string done, service_->catalog().GetMeta(mark));
     if (done.empty()) {
-      if (source == IngestSource::kVerbatim) {
+      if (source != IngestSource::kFacts) {
         if (max_facts != 0 && batch.turns.size() > max_facts) batch.turns.resize(max_facts);
         AddRequest request;
         request.scope = scope;
         request.turns = std::move(batch.turns);
-        request.mode = ExtractionMode::kVerbatim;
+        request.mode =
+            source == IngestSource::kExtract ? ExtractionMode::kLlm : ExtractionMode::kVerbatim;
         INFERSCALE_ASSIGN_OR_RETURN([[maybe_unused]] const AddOutcome outcome,
                                     service_->Add(request));
       } else {

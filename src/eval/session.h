@@ -18,8 +18,11 @@
 
 namespace inferscale {
 
-enum class IngestSource { kFacts, kVerbatim };
-Result<IngestSource> ParseIngestSource(const std::string& name);  ///< "facts", "verbatim"
+/// What becomes facts: those that the dataset gives (its turns where it gives none), the turns, or
+/// what the extractor makes of the turns.
+enum class IngestSource { kFacts, kVerbatim, kExtract };
+Result<IngestSource> ParseIngestSource(
+    const std::string& name);  ///< "facts", "verbatim", "extract"
 
 /// A folder that goes away with its owner, or a given one that stays.
 class WorkFolder {

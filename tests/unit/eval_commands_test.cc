@@ -472,5 +472,45 @@ TEST_F(EvalCommandsTest, UnknownConversationsAreNamed) {
   EXPECT_THAT(status.message(), HasSubstr("\"t\""));
 }
 
+TEST_F(EvalCommandsTest, HistoriesWithoutFactsAreServedTurnByTurnOnTheDayOfTheQuestion) {
+  const std::filesystem::path file = folder_ / "longmemeval.json";
+  std::ofstream(file) << R"json([{"question_id": "q_abs", "question_type": "t",
+    "question": "My hive number is", "answer": "3", "question_date": "2031/06/01 (Sun) 10:00",
+    "haystack_session_ids": ["s"], "haystack_dates": ["2023/05/21 (Sun) 08:00"],
+    "haystack_sessions": [[{"role": "user", "content": "My hive number is 3"},
+                           {"role": "assistant", "content": "Your hive number is 3 then"}]]}])json";
+  const Status status =
+      Run({"eval", "longmemeval", file.string(), "--k", "2", "--out", (folder_ / "out").string()});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  ASSERT_EQ(prompts_.size(), 3u);
+  std::size_t with_memories = 0;
+  for (const Composition& prompt : prompts_) {
+    const std::string text = Text(prompt);
+    if (Count(text, "Memories:") == 0) continue;
+    ++with_memories;
+    EXPECT_THAT(text, HasSubstr("- (21 May 2023) The user: My hive number is 3\n"));
+    EXPECT_THAT(text, HasSubstr("- (21 May 2023) The assistant: Your hive number is 3 then\n"));
+    EXPECT_THAT(text, HasSubstr("Today is 1 June 2031."));
+  }
+  EXPECT_EQ(with_memories, 2u);
+  const nlohmann::json json = Json();
+  EXPECT_TRUE(json["rows"].empty());
+  EXPECT_EQ(json["adversarial"].size(), 3u);
+}
+
+TEST_F(EvalCommandsTest, HistoriesOfOnesOwnAreMeasured) {
+  const std::filesystem::path file = folder_ / "own.jsonl";
+  std::ofstream(file)
+      << R"json({"id": "a", "speakers": ["Ada"], "turns": [], "facts": [{"speaker": "Ada", "text": "keeps hive number 1"}, {"speaker": "Ada", "text": "keeps hive number 2"}], "questions": [{"question": "Ada keeps hive number", "answer": "2"}]})json"
+      << "\n";
+  const Status status = Run({"eval", "jsonl", file.string(), "--k", "2", "--best", "1", "--out",
+                             (folder_ / "out").string()});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  const nlohmann::json json = Json();
+  ASSERT_EQ(json["rows"].size(), 3u);
+  EXPECT_EQ(json["rows"][2]["best"], 1);
+  EXPECT_THAT(Text(prompts_.front()), HasSubstr("- Ada: keeps hive number 1\n"));
+}
+
 }  // namespace
 }  // namespace inferscale
