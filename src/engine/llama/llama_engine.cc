@@ -176,7 +176,7 @@ Status LlamaEngine::Impl::Start() {
   }
   if (usable.ok()) {
     geometry = probe.geometry;
-    relocation_error = probe.relocation.keys;
+    relocation_error = probe.relocation.WorstKeys();
     const std::int32_t positions =
         std::max(serving_context->tokens_per_sequence(), encoding_context->tokens_per_sequence());
     INFERSCALE_ASSIGN_OR_RETURN(const auto tables, RopeTables::Create(probe.rope, positions));

@@ -70,27 +70,23 @@ std::vector<float> Rows(std::span<const std::uint8_t> blob, const ParsedState& s
   return rows;
 }
 
-/// The largest difference in a head, relative to the head's largest number. [heads][dim] each
-Result<double> WorstHeadError(const std::vector<float>& expected, const std::vector<float>& actual,
-                              std::int32_t dim) {
-  double worst = 0;
-  const auto step = static_cast<std::size_t>(dim);
-  for (std::size_t head = 0; head + step <= expected.size(); head += step) {
-    double largest = 0, error = 0;
-    for (std::size_t i = head; i < head + step; ++i) {
-      largest = std::max(largest, std::fabs(double{expected[i]}));
-      const double difference = std::fabs(double{expected[i]} - actual[i]);
-      if (!std::isfinite(difference))
-        return Unsupported("the model's keys or values are not finite");
-      error = std::max(error, difference);
+/// Raises each layer's `worst` to the relative difference of two states' rows. [layers][elements]
+Status RaiseToError(const std::vector<float>& expected, const std::vector<float>& actual,
+                    double LayerRelocation::*worst, std::vector<LayerRelocation>& layers) {
+  const std::size_t elements = expected.size() / layers.size();
+  for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+    double length = 0, difference = 0;
+    for (std::size_t i = layer * elements; i < (layer + 1) * elements; ++i) {
+      length += double{expected[i]} * expected[i];
+      const double error = double{expected[i]} - actual[i];
+      difference += error * error;
     }
-    if (largest > 0) {
-      worst = std::max(worst, error / largest);
-    } else if (error > 0) {
-      worst = std::max(worst, 1.0);
-    }
+    if (!std::isfinite(length) || !std::isfinite(difference))
+      return Unsupported("the model's keys or values are not finite");
+    const double error = length > 0 ? std::sqrt(difference / length) : (difference > 0 ? 1.0 : 0.0);
+    layers[layer].*worst = std::max(layers[layer].*worst, error);
   }
-  return worst;
+  return OkStatus();
 }
 
 /// Heads and their sizes from the metadata, checked against the state.
@@ -214,8 +210,24 @@ Result<StateShape> CheckStateFormat(LlamaContext& context, std::int32_t sections
   return state.shape;
 }
 
+double RelocationCheck::WorstKeys() const {
+  double worst = 0;
+  for (const LayerRelocation& layer : layers) worst = std::max(worst, layer.keys);
+  return worst;
+}
+
+double RelocationCheck::WorstValues() const {
+  double worst = 0;
+  for (const LayerRelocation& layer : layers) worst = std::max(worst, layer.values);
+  return worst;
+}
+
 bool RelocationCheck::Acceptable() const {
-  return values <= kLargestEngineNoise && keys <= kRelocationTolerance + 2 * values;
+  return !layers.empty() && layers.front().values <= kRelocationTolerance &&
+         std::all_of(layers.begin(), layers.end(), [](const LayerRelocation& layer) {
+           return layer.values <= kLargestEngineNoise &&
+                  layer.keys <= kRelocationTolerance + 2 * layer.values;
+         });
 }
 
 Result<RelocationCheck> MeasureRelocation(LlamaContext& context, const KvProbe& probe,
@@ -235,6 +247,7 @@ Result<RelocationCheck> MeasureRelocation(LlamaContext& context, const KvProbe& 
   INFERSCALE_ASSIGN_OR_RETURN(const auto block,
                               KvBlock::Create(std::move(info), std::move(payload)));
   RelocationCheck worst;
+  worst.layers.resize(static_cast<std::size_t>(probe.geometry.layers));
   for (const std::int32_t by : kRelocateBy) {
     const std::int32_t position = kRelocateFrom + by;
     INFERSCALE_ASSIGN_OR_RETURN(const ParsedState expected_state,
@@ -248,16 +261,11 @@ Result<RelocationCheck> MeasureRelocation(LlamaContext& context, const KvProbe& 
                                 LayOutState(expected_state.shape, ranges, 0, moved));
     const BlockUse use{block.get(), 1, position};
     INFERSCALE_RETURN_IF_ERROR(transfer.Inject(moved.bytes(), moved_state, {&use, 1}));
-    INFERSCALE_ASSIGN_OR_RETURN(
-        const double value_error,
-        WorstHeadError(expected_values, Rows(moved.bytes(), moved_state, false),
-                       probe.geometry.value_dim));
-    INFERSCALE_ASSIGN_OR_RETURN(
-        const double key_error,
-        WorstHeadError(expected_keys, Rows(moved.bytes(), moved_state, true),
-                       probe.geometry.key_dim));
-    worst.keys = std::max(worst.keys, key_error);
-    worst.values = std::max(worst.values, value_error);
+    INFERSCALE_RETURN_IF_ERROR(RaiseToError(expected_values,
+                                            Rows(moved.bytes(), moved_state, false),
+                                            &LayerRelocation::values, worst.layers));
+    INFERSCALE_RETURN_IF_ERROR(RaiseToError(expected_keys, Rows(moved.bytes(), moved_state, true),
+                                            &LayerRelocation::keys, worst.layers));
   }
   return worst;
 }
@@ -284,8 +292,10 @@ Result<KvProbe> ProbeModel(LlamaContext& context, TokenId token) {
                               MeasureRelocation(context, probe, probe.rope, token));
   if (!probe.relocation.Acceptable()) {
     return Unsupported("moved keys differ from the engine's own by " +
-                       std::to_string(probe.relocation.keys) + " of their size, values by " +
-                       std::to_string(probe.relocation.values));
+                       std::to_string(probe.relocation.WorstKeys()) +
+                       " of their length, values by " +
+                       std::to_string(probe.relocation.WorstValues()) + ", in the first layer " +
+                       std::to_string(probe.relocation.layers.front().values));
   }
   return probe;
 }
