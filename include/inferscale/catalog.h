@@ -45,6 +45,7 @@ struct HistoryEntry {
   std::string actor_id, role;
   TimeMs created_at_ms = 0, updated_at_ms = 0;
   bool is_deleted = false;
+  ScopeId scope_id = 0;  ///< of the fact; filled by History(), ignored by Ingest()
 };
 
 /// A fact to be stored. `fact.id` empty: one is made. Times 0: now (event time: none).
@@ -65,6 +66,7 @@ struct IngestBatch {
   bool extract_later = false;                 ///< queue a job that extracts facts from `turns`
   std::string job_payload_json = "{}";        ///< options for that job
   std::optional<std::int64_t> completes_job;  ///< a job that this batch finishes, atomically
+  std::string event_id;  ///< not empty: GetEvent() tells what became of this batch's turns
 };
 
 struct IngestOutcome {
@@ -140,6 +142,19 @@ struct Job {
   std::vector<TurnId> turns;
   std::string payload_json;
   std::int32_t attempts = 0;
+};
+
+/// What became of a request that was answered before its work was done. Its state is that of the
+/// job and facts themselves.
+struct EventInfo {
+  enum class State { kPending, kRunning, kSucceeded, kFailed };
+  std::string id, tenant;
+  std::optional<ScopeId> scope_id;  ///< none: of no one scope
+  std::string kind;                 ///< "ADD", "DELETE_ALL"
+  State state = State::kSucceeded;
+  std::string error;  ///< of the last attempt
+  TimeMs created_at_ms = 0;
+  std::vector<std::string> fact_ids;  ///< live facts that its turns were the first to say
 };
 
 /// What the server knows of a conversation (DESIGN: ledger).
@@ -246,6 +261,12 @@ class Catalog {
   virtual Result<std::vector<Job>> PendingJobs(const std::string& kind, std::int32_t limit) = 0;
   virtual Status FailJob(std::int64_t job_id, const std::string& error, bool final) = 0;
   virtual Status CompleteJob(std::int64_t job_id) = 0;
+
+  /// Records an event whose work is done. Ingest() records those of its batches. Events are kept
+  /// for 30 days.
+  virtual Status RecordEvent(const std::string& id, const std::string& tenant,
+                             const std::string& kind) = 0;
+  virtual Result<EventInfo> GetEvent(const std::string& id) = 0;
 
   // Ledger. `prefix_hash`: hash of the messages covered (compose/ledger.h).
   virtual Status PutLedger(ScopeId scope, const std::string& prefix_hash,

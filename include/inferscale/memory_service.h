@@ -41,6 +41,8 @@ struct AddRequest {
   /// Ids of facts that were in the prompt these turns come from: their texts are no news
   /// (background).
   std::vector<std::string> served_facts;
+  TimeMs created_at_ms = 0;  ///< of the facts; 0: now
+  std::string event_id;      ///< not empty: Catalog::GetEvent() tells what became of it
 };
 
 struct AddOutcome {
@@ -106,13 +108,15 @@ class MemoryService {
   Result<AddOutcome> Add(const AddRequest& request);
   /// Stores facts as they are (import, given observations).
   Result<IngestOutcome> AddFacts(const Scope& scope, std::vector<Turn> turns,
-                                 std::vector<NewFact> facts);
+                                 std::vector<NewFact> facts, std::string event_id = {});
 
   /// \param embedding if not null: why keywords alone were searched, or OK.
   Result<std::vector<SearchHit>> Search(const Scope& scope, const std::string& query,
                                         std::int32_t top_k, const Filter* filter = nullptr,
                                         double threshold = 0.0, bool show_expired = false,
                                         Status* embedding = nullptr);
+  /// The same over scopes that the caller has chosen and checked.
+  Result<std::vector<SearchHit>> Search(const SearchRequest& request, Status* embedding = nullptr);
   Result<std::vector<Fact>> List(const Scope& scope, std::int64_t offset, std::int64_t limit,
                                  const Filter* filter = nullptr, bool show_expired = false);
   Result<std::int64_t> Count(const Scope& scope);
@@ -122,6 +126,8 @@ class MemoryService {
   Status Delete(const std::string& id);
   /// \return facts deleted.
   Result<std::int64_t> DeleteAll(const Scope& scope);
+  /// The same of scopes that the caller has chosen and checked; all or, after an error, none.
+  Status DeleteScopes(std::span<const ScopeId> scopes);
   Status Forget(const std::string& id);
   Result<std::int64_t> ForgetAll(const Scope& scope);
   Status SetDisplayName(const Scope& scope, const std::string& name);

@@ -81,6 +81,10 @@ inline constexpr std::int64_t kErasesScope = 1, kErasesPrefixes = 2;
 /// Puts an erasure on the list of those to be done and fills in its id.
 void RecordErasure(Connection& connection, Erasure& erasure);
 
+/// An event of a batch: what becomes of `turns` and, if there is one, of their job.
+void AddEvent(Connection& connection, const std::string& id, ScopeId scope,
+              std::span<const TurnId> turns, std::optional<std::int64_t> job, TimeMs now);
+
 /// Drops jobs that have no turn left to read.
 void DropIdleJobs(Connection& connection, ScopeId scope);
 

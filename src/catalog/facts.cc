@@ -69,7 +69,7 @@ Result<std::vector<HistoryEntry>> SqliteCatalog::History(const std::string& fact
   return Read([&](Connection& connection) -> Result<std::vector<HistoryEntry>> {
     Query query(connection,
                 "SELECT id, fact_id, old_text, new_text, event, actor_id, role, created_at_ms, "
-                "updated_at_ms, is_deleted FROM history WHERE fact_id = ? "
+                "updated_at_ms, is_deleted, scope_id FROM history WHERE fact_id = ? "
                 "ORDER BY created_at_ms, updated_at_ms, row");
     query.Bind(fact_id);
     std::vector<HistoryEntry> entries;
@@ -85,6 +85,7 @@ Result<std::vector<HistoryEntry>> SqliteCatalog::History(const std::string& fact
       entry.created_at_ms = query.Integer(7);
       entry.updated_at_ms = query.Integer(8);
       entry.is_deleted = query.Integer(9) != 0;
+      entry.scope_id = query.Integer(10);
       entries.push_back(std::move(entry));
     }
     return entries;

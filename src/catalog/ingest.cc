@@ -41,6 +41,10 @@ class Ingestion {
   void AddTurns();
   Status AddFact(const NewFact& item, const PreparedFact& prepared);
   void QueueExtraction(const std::string& payload);
+  void RecordEvent() {
+    if (batch_.event_id.empty()) return;
+    AddEvent(connection_, batch_.event_id, batch_.scope_id, outcome_.turns, outcome_.job_id, now_);
+  }
   void TouchScopeIfChanged() {
     if (added_ > 0 || superseded_ > 0) TouchScope(connection_, batch_.scope_id, added_, now_);
   }
@@ -275,6 +279,7 @@ Result<IngestOutcome> SqliteCatalog::Ingest(const IngestBatch& batch) {
       if (!added.ok()) return added.WithContext("fact " + std::to_string(i));
     }
     ingestion.QueueExtraction(payload);
+    ingestion.RecordEvent();
     ingestion.TouchScopeIfChanged();
     return ingestion.Take();
   });

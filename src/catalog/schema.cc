@@ -145,6 +145,21 @@ CREATE TABLE ledger_facts(
 CREATE INDEX facts_of_ledger ON ledger_facts(ledger_id);
 )sql";
 
+// What became of requests that were answered early. The state is read from jobs and facts: the
+// turns of a batch have consecutive ids, and a job's id is never used twice.
+constexpr const char* kEvents = R"sql(
+CREATE TABLE events(
+  id TEXT PRIMARY KEY,
+  tenant TEXT NOT NULL,
+  scope_id INTEGER REFERENCES scopes(id) ON DELETE CASCADE,
+  kind TEXT NOT NULL,
+  job_id INTEGER,
+  first_turn INTEGER NOT NULL, last_turn INTEGER NOT NULL,
+  created_at_ms INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX events_by_age ON events(created_at_ms);
+CREATE INDEX events_of_scope ON events(scope_id);
+)sql";
+
 void CreateTruth(Connection& connection) { connection.Execute(kTruth); }
 
 void CreateDerived(Connection& connection) {
@@ -159,8 +174,11 @@ void CreateDerived(Connection& connection) {
   }
 }
 
+void CreateEvents(Connection& connection) { connection.Execute(kEvents); }
+
 // Step i brings version i to version i + 1. A released step is never changed.
-constexpr auto kSteps = std::to_array<void (*)(Connection&)>({&CreateTruth, &CreateDerived});
+constexpr auto kSteps =
+    std::to_array<void (*)(Connection&)>({&CreateTruth, &CreateDerived, &CreateEvents});
 
 bool HasBytes(const std::filesystem::path& file) {
   std::error_code error;

@@ -4,7 +4,7 @@
 /// \file sqlite_catalog.h
 /// Catalog on one SQLite file in write-ahead-log mode: one writing connection under a mutex, a few
 /// reading ones. Its methods lie in one file a concept: scopes.cc, ingest.cc, facts.cc,
-/// fact_changes.cc, forget.cc, turns_and_jobs.cc, search.cc, kv_records.cc, ledger.cc.
+/// fact_changes.cc, forget.cc, turns_and_jobs.cc, events.cc, search.cc, kv_records.cc, ledger.cc.
 
 #include <atomic>
 #include <memory>
@@ -77,6 +77,10 @@ class SqliteCatalog final : public Catalog {
   Result<std::vector<Job>> PendingJobs(const std::string& kind, std::int32_t limit) override;
   Status FailJob(std::int64_t job_id, const std::string& error, bool final) override;
   Status CompleteJob(std::int64_t job_id) override;
+
+  Status RecordEvent(const std::string& id, const std::string& tenant,
+                     const std::string& kind) override;
+  Result<EventInfo> GetEvent(const std::string& id) override;
 
   Status PutLedger(ScopeId scope, const std::string& prefix_hash,
                    const LedgerEntry& entry) override;

@@ -121,6 +121,7 @@ Status CheckScope(const Scope& scope) {
 
 Status CheckBatch(const IngestBatch& batch) {
   INFERSCALE_RETURN_IF_ERROR(CheckText("embedder id", batch.embedder_id));
+  INFERSCALE_RETURN_IF_ERROR(CheckText("event id", batch.event_id));
   for (std::size_t i = 0; i < batch.turns.size(); ++i) {
     const Status status = CheckTurn(batch.turns[i]);
     if (!status.ok()) return status.WithContext("turn " + std::to_string(i));

@@ -199,6 +199,7 @@ Result<AddOutcome> MemoryService::Add(const AddRequest& request) {
     if (turn.time_ms == 0) turn.time_ms = impl_->Now();
   }
   batch.embedder_id = impl_->embedder->id();
+  batch.event_id = request.event_id;
   AddOutcome outcome;
   if (request.background) {
     batch.extract_later = true;
@@ -206,12 +207,14 @@ Result<AddOutcome> MemoryService::Add(const AddRequest& request) {
         {"mode", mode == ExtractionMode::kLlm ? "llm" : "verbatim"},
         {"metadata", request.metadata_json},
         {"expiration_date", request.expiration_date},
+        {"created_at_ms", request.created_at_ms},
         {"served_facts",
          request.served_facts}}.dump();
   } else {
     INFERSCALE_ASSIGN_OR_RETURN(batch.facts,
                                 impl_->Extract(scope.id, batch.turns, mode, request.metadata_json,
                                                request.expiration_date, {}));
+    for (NewFact& fact : batch.facts) fact.fact.created_at_ms = request.created_at_ms;
     impl_->Embed(&batch.facts);
   }
   INFERSCALE_ASSIGN_OR_RETURN(const IngestOutcome ingested, impl_->catalog->Ingest(batch));
@@ -230,7 +233,7 @@ Result<AddOutcome> MemoryService::Add(const AddRequest& request) {
 }
 
 Result<IngestOutcome> MemoryService::AddFacts(const Scope& scope, std::vector<Turn> turns,
-                                              std::vector<NewFact> facts) {
+                                              std::vector<NewFact> facts, std::string event_id) {
   for (const NewFact& fact : facts)
     INFERSCALE_RETURN_IF_ERROR(CheckMetadata(fact.fact.metadata_json));
   INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo info, impl_->catalog->EnsureScope(scope));
@@ -238,6 +241,7 @@ Result<IngestOutcome> MemoryService::AddFacts(const Scope& scope, std::vector<Tu
   batch.scope_id = info.id;
   batch.turns = std::move(turns);
   batch.facts = std::move(facts);
+  batch.event_id = std::move(event_id);
   batch.embedder_id = impl_->embedder->id();
   impl_->Embed(&batch.facts);
   Result<IngestOutcome> outcome = impl_->catalog->Ingest(batch);
@@ -259,6 +263,11 @@ Result<std::vector<SearchHit>> MemoryService::Search(const Scope& scope, const s
   request.filter = filter;
   request.threshold = threshold;
   request.show_expired = show_expired;
+  return Search(request, embedding);
+}
+
+Result<std::vector<SearchHit>> MemoryService::Search(const SearchRequest& request,
+                                                     Status* embedding) {
   if (embedding != nullptr) *embedding = OkStatus();
   if (request.scopes.empty()) return std::vector<SearchHit>();
   return impl_->retriever->Search(request, embedding);
@@ -348,6 +357,12 @@ Result<std::int64_t> MemoryService::DeleteAll(const Scope& scope) {
                               impl_->catalog->DeleteScopes(owned.ids));
   INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
   return owned.facts;
+}
+
+Status MemoryService::DeleteScopes(std::span<const ScopeId> scopes) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
+                              impl_->catalog->DeleteScopes(scopes));
+  return impl_->Apply(erasures);
 }
 
 Result<std::int64_t> MemoryService::ForgetAll(const Scope& scope) {

@@ -199,7 +199,10 @@ Status MemoryService::RunExtraction(const Job& job) {
       batch.facts, impl_->Extract(job.scope_id, turns, mode, metadata.empty() ? "{}" : metadata,
                                   text("expiration_date"), exclude));
   // The turns are stored already: facts refer to their ids.
+  const bool dated = payload.is_object() && payload.contains("created_at_ms") &&
+                     payload["created_at_ms"].is_number_integer();
   for (NewFact& fact : batch.facts) {
+    if (dated) fact.fact.created_at_ms = payload["created_at_ms"].get<TimeMs>();
     for (const std::int32_t index : fact.source_turn_indexes) {
       fact.fact.source_turns.push_back(turns[static_cast<std::size_t>(index)].id);
     }

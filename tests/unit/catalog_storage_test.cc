@@ -107,6 +107,24 @@ TEST_F(CatalogStorage, MigratesFromAnEmptyVersionOne) {
   EXPECT_FALSE(AddText(ScopeOf("anna"), "tea").empty());
 }
 
+TEST_F(CatalogStorage, MigratesFromVersionTwoAndRecordsEvents) {
+  {
+    catalog::Connection connection(folder_.database(), catalog::Connection::Access::kCreate);
+    ASSERT_TRUE(catalog::Migrate(connection, folder_.database(), 2).ok());
+    connection.Execute(
+        "INSERT INTO scopes(tenant, user, agent, run, app, tag, created_at_ms, updated_at_ms) "
+        "VALUES('default', 'anna', '', '', '', 5, 1, 1)");
+  }
+  Open();
+  EXPECT_EQ(ScopeOf("anna"), 1);
+  EXPECT_EQ(catalog_->GetEvent("e").status().code(), StatusCode::kNotFound);
+  ASSERT_TRUE(catalog_->RecordEvent("e", "default", "DELETE_ALL").ok());
+  catalog_.reset();
+  Open();
+  ASSERT_TRUE(catalog_->GetEvent("e").ok());
+  EXPECT_EQ(catalog_->GetEvent("e")->kind, "DELETE_ALL");
+}
+
 TEST_F(CatalogStorage, ANewerSchemaIsRefusedAndLeftAsItIs) {
   Fill();
   {
