@@ -67,6 +67,18 @@ Result<std::vector<HistoryEntry>> ParseHistory(const json& item) {
   return history;
 }
 
+/// Mem0 has categories beside the metadata; here they are a key of it, by which filters find them.
+Status KeepCategories(const json& item, Fact* fact) {
+  const auto categories = item.find("categories");
+  if (categories == item.end() || categories->is_null()) return OkStatus();
+  if (!categories->is_array()) return InvalidArgument("\"categories\" must be a list");
+  json metadata = json::parse(fact->metadata_json, nullptr, false);
+  if (categories->empty() || metadata.contains("categories")) return OkStatus();
+  metadata["categories"] = *categories;
+  fact->metadata_json = metadata.dump();
+  return OkStatus();
+}
+
 Result<PortableFact> ParseFact(const json& item) {
   if (!item.is_object()) return InvalidArgument("a fact must be a JSON object");
   PortableFact portable;
@@ -105,10 +117,14 @@ Result<PortableFact> ParseFact(const json& item) {
       fact.name = name->get<std::string>();
     }
   }
+  INFERSCALE_RETURN_IF_ERROR(KeepCategories(item, &fact));
   INFERSCALE_ASSIGN_OR_RETURN(portable.history, ParseHistory(item));
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.user, OptionalText(item, "user_id"));
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.agent, OptionalText(item, "agent_id"));
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.run, OptionalText(item, "run_id"));
+  if (portable.scope.run.empty()) {  // what Mem0's lists call it
+    INFERSCALE_ASSIGN_OR_RETURN(portable.scope.run, OptionalText(item, "session_id"));
+  }
   INFERSCALE_ASSIGN_OR_RETURN(portable.scope.app, OptionalText(item, "app_id"));
   return portable;
 }

@@ -126,6 +126,25 @@ TEST(PortableFacts, ReadsTheAnswerOfMem0) {
   EXPECT_EQ(fact.fact.metadata_json, R"({"city":"Rome","display_name":"Anna"})");
 }
 
+TEST(PortableFacts, KeepsWhatMem0HasBesideTheMetadata) {
+  const Result<std::vector<PortableFact>> facts = ParsePortableFacts(
+      R"({"count": 2, "next": null, "results": [
+          {"memory": "a", "agent_id": "x", "app_id": "p", "session_id": "r", "run_id": null,
+           "categories": ["food", "旅行"], "metadata": null, "expiration_date": "2030-01-02"},
+          {"memory": "b", "run_id": "r2", "categories": ["new"],
+           "metadata": {"categories": ["own"]}}]})",
+      "mem0.json");
+  ASSERT_TRUE(facts.ok()) << facts.status().ToString();
+  ASSERT_EQ(facts->size(), 2u);
+  EXPECT_EQ(facts->at(0).scope.run, "r");
+  EXPECT_EQ(facts->at(0).scope.app, "p");
+  EXPECT_EQ(facts->at(0).fact.metadata_json, R"({"categories":["food","旅行"]})");
+  EXPECT_EQ(facts->at(0).fact.expiration_date, "2030-01-02");
+  EXPECT_EQ(facts->at(1).scope.run, "r2");
+  EXPECT_EQ(facts->at(1).fact.metadata_json, R"({"categories":["own"]})");
+  EXPECT_FALSE(ParsePortableFacts(R"([{"memory": "a", "categories": "food"}])", "f").ok());
+}
+
 TEST(PortableFacts, ReadsAHistory) {
   const Result<std::vector<PortableFact>> facts = ParsePortableFacts(
       R"([{"memory": "b", "history": [{"event": "ADD", "old_memory": null, "new_memory": "a"},
