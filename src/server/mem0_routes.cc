@@ -9,6 +9,7 @@
 #include <spdlog/spdlog.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/utf8.h"
 #include "server/mem0_filters.h"
 #include "server/mem0_python_literal.h"
@@ -174,9 +175,12 @@ Result<std::int64_t> CountField(const json& body, std::string_view name, std::in
 }
 
 void AuditErase(const ApiCall& call, std::string_view what, std::int64_t memories) {
-  spdlog::info("audit: {} of {} memories, tenant {}, key {}, request {}", what, memories,
-               call.principal.tenant, call.principal.key_id.empty() ? "-" : call.principal.key_id,
-               call.request().id);
+  LogFields(spdlog::level::info, {{"message", "memories erased"},
+                                  {"call", std::string(what)},
+                                  {"memories", memories},
+                                  {"tenant", call.principal.tenant},
+                                  {"key", call.principal.key_id},
+                                  {"request_id", call.request().id}});
 }
 
 }  // namespace mem0

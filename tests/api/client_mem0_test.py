@@ -2,6 +2,7 @@
 """Mem0's own clients, synchronous and asynchronous, against the running service."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -310,6 +311,24 @@ class Mem0Process(CliTest):
             answer = server.json("POST", "/v3/memories/", {"filters": {"user_id": "a"}},
                                  {"Authorization": authorization}, status=401)
             self.assertIn("detail", answer)
+
+    def test_what_get_all_returns_is_imported_as_it_is(self):
+        server = Server(self)
+        client = mem0.MemoryClient(api_key="any", host=server.url)
+        for number, user in enumerate(["alice", "a/b", "北京"]):
+            client.add(f"{UNICODE} {number}", user_id=user, run_id="r1", infer=False,
+                       metadata={"näme": UNICODE, "categories": ["food"]},
+                       timestamp=1700000000 + number, expiration_date="2999-01-01")
+        everything = client.get_all(filters={"user_id": "*"})
+        client.client.close()
+        self.assertEqual(server.stop(), 0)
+        (self.home / "mem0.json").write_text(json.dumps(everything))
+        self.environment["INFERSCALE_DATA_DIR"] = str(self.home / "second")
+        self.assertEqual(self.json_of("import", str(self.home / "mem0.json"))["added"], 3)
+        server = Server(self)
+        self.addCleanup(server.stop)
+        again = server.json("POST", "/v3/memories/", {"filters": {"user_id": "*"}})
+        self.assertEqual(again["results"], everything["results"])
 
     def test_events_outlive_kill_9(self):
         server = Server(self)
