@@ -100,7 +100,8 @@ bool ServingLoop::TakeWork() {
   bool stop = false;
   {
     std::unique_lock lock(signal_->mutex);
-    if (active_.empty()) {
+    // With jobs queued and a place free for them there is nothing to wait for.
+    if (active_.empty() && (queue_.empty() || no_room_)) {
       auto nearest = SteadyClock::time_point::max();
       for (const auto& job : queue_) nearest = std::min(nearest, job->deadline.value_or(nearest));
       const auto woken = [&] { return signal_->pending; };
@@ -130,6 +131,7 @@ void ServingLoop::Run() {
   while (TakeWork()) {
     EndCancelled();
     AdmitQueued();
+    no_room_ = active_.empty() && !queue_.empty();
     if (!active_.empty()) Step();
     Sweep();
   }

@@ -84,6 +84,7 @@ class ServingLoop {
   SequenceCache cache_;
   std::deque<std::unique_ptr<ServingJob>> queue_;
   std::list<std::unique_ptr<ServingJob>> active_;
+  bool no_room_ = false;  ///< nothing runs and yet nothing could be admitted
   double tokens_per_second_ = 200;
   std::atomic<std::int64_t> nearest_deadline_{INT64_MAX};  ///< nanoseconds of SteadyClock
   std::atomic<bool> long_step_{false};  ///< a newcomer may interrupt the running computation
