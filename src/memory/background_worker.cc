@@ -15,7 +15,9 @@ constexpr std::chrono::milliseconds kLongestPause{30'000};
 }  // namespace
 
 BackgroundWorker::BackgroundWorker(std::function<Result<bool>()> slice)
-    : slice_(std::move(slice)), thread_([this] { Run(); }) {}
+    : slice_(std::move(slice)),
+      tasks_thread_([this] { RunTasks(); }),
+      slices_thread_([this] { RunSlices(); }) {}
 
 BackgroundWorker::~BackgroundWorker() {
   {
@@ -23,7 +25,8 @@ BackgroundWorker::~BackgroundWorker() {
     stop_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  slices_thread_.join();
+  tasks_thread_.join();
 }
 
 void BackgroundWorker::Post(std::function<void()> task) {
@@ -48,23 +51,28 @@ Status BackgroundWorker::Stuck() const {
   return failures_ >= kFailures ? last_error_ : OkStatus();
 }
 
-void BackgroundWorker::Run() {
+void BackgroundWorker::RunTasks() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    lock.unlock();
+    task();
+    task = nullptr;  // what it holds goes before the lock is taken
+    lock.lock();
+  }
+}
+
+void BackgroundWorker::RunSlices() {
   std::chrono::milliseconds pause{0};
   std::unique_lock lock(mutex_);
   while (true) {
-    const auto due = [this] { return stop_ || !tasks_.empty(); };
     if (pause.count() > 0) {
-      changed_.wait_for(lock, pause, due);
+      changed_.wait_for(lock, pause, [this] { return stop_; });
     } else {
-      changed_.wait(lock, [&] { return due() || work_; });
-    }
-    if (!tasks_.empty()) {
-      std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      task();
-      lock.lock();
-      continue;
+      changed_.wait(lock, [this] { return stop_ || work_; });
     }
     if (stop_) return;
     work_ = false;  // before the slice: work that arrives meanwhile sets it again

@@ -12,8 +12,9 @@
 
 namespace inferscale {
 
-/// One thread that runs posted tasks in order and, when there are none, slices of background work
-/// until there is no more. Destruction finishes the tasks already posted, not the background work.
+/// A thread that runs posted tasks in order, and one that does slices of background work until
+/// there is no more: a slow slice (an extraction server that takes its time) holds up no task.
+/// Destruction finishes the tasks already posted, not the background work.
 class BackgroundWorker {
  public:
   /// \param slice does one slice; false: nothing left until Wake(). Errors are logged and retried
@@ -28,7 +29,8 @@ class BackgroundWorker {
   Status Stuck() const;
 
  private:
-  void Run();
+  void RunTasks();
+  void RunSlices();
 
   const std::function<Result<bool>()> slice_;
   mutable std::mutex mutex_;
@@ -38,7 +40,8 @@ class BackgroundWorker {
   bool stop_ = false;
   int failures_ = 0;  // in a row
   Status last_error_;
-  std::thread thread_;  // last: starts when everything above exists
+  // Last: they start when everything above exists.
+  std::thread tasks_thread_, slices_thread_;
 };
 
 }  // namespace inferscale

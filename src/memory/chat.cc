@@ -188,12 +188,10 @@ void MemoryService::Impl::EncodeLost(const Composition& composition,
   if (worker != nullptr) worker->Wake();
 }
 
-Result<Composed> MemoryService::Impl::ComposePrompt(std::span<const ScopeInfo> scopes,
-                                                    std::span<const ChatMessage> messages,
-                                                    std::span<const Fact> facts, MemoryMode mode,
-                                                    std::int32_t compute_best,
-                                                    std::int32_t answer_tokens,
-                                                    const LedgerEntry* ledger) {
+Result<Composed> MemoryService::Impl::ComposePrompt(
+    const std::string& tenant, std::span<const ScopeInfo> scopes,
+    std::span<const ChatMessage> messages, std::span<const Fact> facts, MemoryMode mode,
+    std::int32_t compute_best, std::int32_t answer_tokens, const LedgerEntry* ledger) {
   ComposeRequest request;
   request.messages.assign(messages.begin(), messages.end());
   if (request.messages.empty() || request.messages.front().role != "system") {
@@ -215,7 +213,6 @@ Result<Composed> MemoryService::Impl::ComposePrompt(std::span<const ScopeInfo> s
       capabilities.context_tokens - std::min(answer_tokens, capabilities.context_tokens / 4) - 1;
   request.compute_best = compute_best;
   request.ledger = ledger;
-  const std::string tenant = scopes.empty() ? "default" : scopes.front().scope.tenant;
   INFERSCALE_ASSIGN_OR_RETURN(Composed composed,
                               Compose(*engine, request, [&](std::span<const TokenId> ids) {
                                 return encoder->PrefixKey(tenant, ids);
@@ -333,8 +330,9 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
   }
   INFERSCALE_ASSIGN_OR_RETURN(
       chat->composed,
-      impl_->ComposePrompt(scopes, request.messages, facts, request.mode, request.compute_best,
-                           request.sampling.max_tokens, ledger.has_value() ? &*ledger : nullptr));
+      impl_->ComposePrompt(request.scope.tenant, scopes, request.messages, facts, request.mode,
+                           request.compute_best, request.sampling.max_tokens,
+                           ledger.has_value() ? &*ledger : nullptr));
   INFERSCALE_ASSIGN_OR_RETURN(chat->composed.composition.salt,
                               impl_->Salt(request.scope, scopes, request.mode));
   if (!request.use_ledger) chat->ledger_scope = {};
@@ -436,9 +434,9 @@ Result<Composition> MemoryService::ComposeFor(const Scope& scope,
     return FailedPrecondition("composing needs a model: pass --model with a GGUF file");
   constexpr std::int32_t kAnswerTokens = 256;
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
-  INFERSCALE_ASSIGN_OR_RETURN(
-      Composed composed,
-      impl_->ComposePrompt(scopes, messages, facts, mode, compute_best, kAnswerTokens, nullptr));
+  INFERSCALE_ASSIGN_OR_RETURN(Composed composed,
+                              impl_->ComposePrompt(scope.tenant, scopes, messages, facts, mode,
+                                                   compute_best, kAnswerTokens, nullptr));
   if (fallbacks != nullptr) *fallbacks = composed.fallbacks;
   INFERSCALE_ASSIGN_OR_RETURN(composed.composition.salt, impl_->Salt(scope, scopes, mode));
   std::mutex mutex;

@@ -61,7 +61,8 @@ struct MemoryService::Impl {
                                              std::span<const ScopeInfo> scopes, MemoryMode mode);
   /// Queues again what a generation found evicted or corrupt.
   void EncodeLost(const Composition& composition, const GenerationReport& generation);
-  Result<Composed> ComposePrompt(std::span<const ScopeInfo> scopes,
+  /// \param tenant under whose secret the exact prefix is stored, also when there is no scope
+  Result<Composed> ComposePrompt(const std::string& tenant, std::span<const ScopeInfo> scopes,
                                  std::span<const ChatMessage> messages, std::span<const Fact> facts,
                                  MemoryMode mode, std::int32_t compute_best,
                                  std::int32_t answer_tokens, const LedgerEntry* ledger);
