@@ -167,6 +167,8 @@ int Run(int argc, const char* const* argv) {
   AddEraseCommands(app, &commands);
   AddTransferCommands(app, &commands);
   AddChatCommand(app, &commands);
+  AddServeCommand(app, &commands);
+  AddKeysCommand(app, &commands);
   commands.push_back(Evaluation(AddBenchCommand(app)));
   commands.push_back(Evaluation(AddEvalCommand(app)));
   AddDoctorCommand(app, &commands);

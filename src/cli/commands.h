@@ -42,6 +42,8 @@ void AddEraseCommands(CLI::App& app, std::vector<Command>* commands);     // del
 void AddTransferCommands(CLI::App& app, std::vector<Command>* commands);  // export, import
 void AddChatCommand(CLI::App& app, std::vector<Command>* commands);
 void AddDoctorCommand(CLI::App& app, std::vector<Command>* commands);
+void AddServeCommand(CLI::App& app, std::vector<Command>* commands);
+void AddKeysCommand(CLI::App& app, std::vector<Command>* commands);
 void AddStatusCommands(CLI::App& app, std::vector<Command>* commands);  // status, config
 
 /// A positional argument of any number of texts, each taken as it stands: read with results(),

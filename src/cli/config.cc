@@ -10,6 +10,9 @@
 #include <system_error>
 #include <utility>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <toml++/toml.h>
 
 #include "base/files.h"
@@ -112,6 +115,18 @@ Status SetUser(Config& config, const std::string& text) {
   return OkStatus();
 }
 
+Status SetListen(Config& config, const std::string& text) {
+  INFERSCALE_RETURN_IF_ERROR(ParseListenAddress(text).status());
+  config.listen = text;
+  return OkStatus();
+}
+
+Status SetRequireKey(Config& config, const std::string& text) {
+  if (text != "auto" && text != "always") return Bad();
+  config.require_key = text;
+  return OkStatus();
+}
+
 // "models:NAME" stands for a file in DefaultModelsFolder().
 constexpr std::string_view kModelsPrefix = "models:";
 
@@ -171,10 +186,26 @@ constexpr ConfigOption kOptions[] = {
     {"kv-file-bytes", "16G", "a size such as 500M or 4G", "Disk space that stored KV may take.",
      false, SetBytes<&Config::kv_file_bytes>, Get<&Config::kv_file_bytes>},
     {"log-level", "warn", "trace, debug, info, warn, error or off",
-     "What is logged on stderr. Texts are logged at debug and below only.", false, SetLogLevel,
-     Get<&Config::log_level>},
+     "What is logged on stderr; serve logs at info unless told otherwise. Texts are logged at "
+     "debug "
+     "and below only.",
+     false, SetLogLevel, Get<&Config::log_level>},
     {"user", "me", "1 to 256 bytes", "Whose memories a command is about.", false, SetUser,
      Get<&Config::user>},
+    {"listen", "127.0.0.1:8420", "an IP address and a port such as 0.0.0.0:8420 or [::1]:8420",
+     "Where serve listens; port 0: any free one.", false, SetListen, Get<&Config::listen>},
+    {"require-key", "auto", "auto or always",
+     "Whether serve needs API keys. auto: everywhere but on a loopback address.", false,
+     SetRequireKey, Get<&Config::require_key>},
+    {"allowed-hosts", "", "names separated by commas, or *",
+     "Host names that serve is reached by, beside localhost and IP addresses.", false,
+     SetText<&Config::allowed_hosts>, Get<&Config::allowed_hosts>},
+    {"allowed-origins", "", "origins such as https://app.example, separated by commas",
+     "Web pages' origins that may write to serve, beside its own.", false,
+     SetText<&Config::allowed_origins>, Get<&Config::allowed_origins>},
+    {"max-body-bytes", "32M", "a size such as 500K or 32M",
+     "Largest request body that serve reads.", false, SetBytes<&Config::max_body_bytes>,
+     Get<&Config::max_body_bytes>},
 };
 
 std::string DefaultText(const ConfigOption& option) {
@@ -298,6 +329,30 @@ std::string_view ConfigSourceName(ConfigSource source) {
       return "flag";
   }
   return "";
+}
+
+Result<ListenAddress> ParseListenAddress(const std::string& text) {
+  const Status bad = InvalidArgument("not an IP address and a port");
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return bad;
+  ListenAddress parsed;
+  parsed.address = text.substr(0, colon);
+  const bool bracketed = parsed.address.front() == '[' && parsed.address.back() == ']';
+  if (bracketed) parsed.address = parsed.address.substr(1, parsed.address.size() - 2);
+  in_addr v4{};
+  in6_addr v6{};
+  if (!bracketed && inet_pton(AF_INET, parsed.address.c_str(), &v4) == 1) {
+    constexpr std::uint32_t kLoopbackNet = 127;
+    parsed.loopback = ntohl(v4.s_addr) >> 24 == kLoopbackNet;
+  } else if (bracketed && inet_pton(AF_INET6, parsed.address.c_str(), &v6) == 1) {
+    parsed.loopback = IN6_IS_ADDR_LOOPBACK(&v6);
+  } else {
+    return bad;
+  }
+  const char* const end = text.data() + text.size();
+  const auto [read, error] = std::from_chars(text.data() + colon + 1, end, parsed.port);
+  if (error != std::errc() || read != end) return bad;
+  return parsed;
 }
 
 std::optional<std::string> EnvironmentVariable(const std::string& name) {

@@ -37,6 +37,10 @@ struct Config {
   std::int64_t kv_host_bytes = 0, kv_file_bytes = 0;
   std::string log_level;
   std::string user;
+  std::string listen;                          ///< of `serve`: "ADDRESS:PORT"
+  std::string allowed_hosts, allowed_origins;  ///< separated by commas
+  std::string require_key;                     ///< "auto", "always"
+  std::int64_t max_body_bytes = 0;
 };
 
 /// One row of the table. Environment variable, flag and TOML key follow from the name.
@@ -78,6 +82,14 @@ struct ConfigInputs {
 /// environment variable or flag), and what is allowed. kNotFound when a file that was asked for is
 /// missing. Values of secrets are never in a message.
 Result<LoadedConfig> LoadConfig(const ConfigInputs& inputs);
+
+struct ListenAddress {
+  std::string address;  ///< an IP address
+  std::uint16_t port = 0;
+  bool loopback = false;
+};
+/// "127.0.0.1:8420", "[::1]:8420"; port 0: any free one.
+Result<ListenAddress> ParseListenAddress(const std::string& text);
 
 /// Of the process.
 std::optional<std::string> EnvironmentVariable(const std::string& name);

@@ -8,14 +8,16 @@ Exchange::Exchange(HttpRequest request, std::function<void()> signal)
     : request_(std::move(request)), signal_(std::move(signal)) {}
 
 void Exchange::Respond(HttpResponse response) {
+  bool heard = true;
   {
     const std::scoped_lock lock(mutex_);
     if (answered_) return;
     answered_ = ended_ = true;
     status_ = response.status;
     head_ = std::move(response);
+    heard = !gone_;
   }
-  signal_();
+  if (heard) signal_();
   Finish(status_);
 }
 
@@ -43,12 +45,14 @@ bool Exchange::Write(std::string piece) {
 }
 
 void Exchange::End() {
+  bool heard = true;
   {
     const std::scoped_lock lock(mutex_);
     if (!streamed_ || ended_) return;
     ended_ = true;
+    heard = !gone_;
   }
-  signal_();
+  if (heard) signal_();
   Finish(status_);
 }
 

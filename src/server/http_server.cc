@@ -215,6 +215,8 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
           co_await Send(connection,
                         Failure(431, "the request's headers are too large", "headers_too_large"),
                         "-", false);
+        } else if (error == http::error::body_limit) {
+          co_await Send(connection, TooLarge(), "-", false);
         } else if (error != http::error::end_of_stream && error != beast::error::timeout &&
                    error.category() == make_error_code(http::error::bad_method).category()) {
           co_await Send(connection, Failure(400, "the request is not valid HTTP", "bad_request"),
@@ -255,12 +257,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         co_await Send(connection, TooLarge(), request.id, false);
         co_return;
       }
-      if (error == beast::error::timeout) {
-        co_await Send(connection,
-                      Failure(408, "the request's body did not arrive in time", "timeout"),
-                      request.id, false);
-        co_return;
-      }
+      // After a timeout too: the stream has closed its socket by then.
       if (error) co_return;
       auto message = parser.release();
       request.method = std::string(message.method_string());
@@ -303,8 +300,9 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       co_return co_await Send(connection, std::move(response), id, keep_alive) && keep_alive;
     }
     const auto exchange =
-        std::make_shared<Exchange>(std::move(request), [weak, executor = io.get_executor()] {
-          asio::post(executor, [weak] {
+        // Holds this object: a late answer may come when the server has been stopped.
+        std::make_shared<Exchange>(std::move(request), [weak, self = shared_from_this()] {
+          asio::post(self->io, [weak] {
             // Past from now on: a wait that begins later ends at once too.
             if (const auto alive = weak.lock()) alive->news.expires_at(Past());
           });

@@ -52,7 +52,8 @@ RouteMatch Router::Find(const HttpRequest& request) const {
     const std::optional<std::size_t> literals = Literals(route.segments, request.path);
     if (!literals) continue;
     if (route.method != request.method) {
-      allowed.push_back(route.method);
+      if (std::find(allowed.begin(), allowed.end(), route.method) == allowed.end())
+        allowed.push_back(route.method);
     } else if (best == nullptr || *literals > best_literals) {
       best = &route;
       best_literals = *literals;

@@ -22,11 +22,12 @@ std::string HostName(const std::string& host) {
   return Lower(host.substr(0, host.rfind(':')));
 }
 
-bool IsLoopbackName(const std::string& name) {
+/// This machine's own names, and addresses: only a name can be made to point elsewhere.
+bool CannotBeRebound(const std::string& name) {
   if (name == "localhost" || name.ends_with(".localhost")) return true;
   boost::system::error_code error;
-  const auto address = boost::asio::ip::make_address(name, error);
-  return !error && address.is_loopback();
+  boost::asio::ip::make_address(name, error);
+  return !error;
 }
 
 bool ChangesSomething(const HttpRequest& request) {
@@ -51,6 +52,7 @@ Routes::Routes(Authenticate authenticate) : authenticate_(std::move(authenticate
 
 void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect dialect,
                  ApiHandler handler) {
+  added_.push_back({std::string(method), std::string(pattern), "", "", true});
   router_.Add(
       method, pattern,
       [authenticate = authenticate_, dialect, handler = std::move(handler)](
@@ -69,12 +71,30 @@ void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect
 }
 
 void Routes::AddPublic(std::string_view method, std::string_view pattern, ApiHandler handler) {
+  added_.push_back({std::string(method), std::string(pattern), "", "", false});
   router_.Add(
       method, pattern,
       [handler = std::move(handler)](ExchangePtr exchange, const PathParameters& parameters) {
         ApiCall call{std::move(exchange), parameters, Principal{}};
         handler(call);
       });
+}
+
+void Routes::Describe(std::string_view method, std::string_view pattern, std::string summary,
+                      std::string body_schema_json) {
+  described_[std::string(method) + " " + std::string(pattern)] = {std::move(summary),
+                                                                  std::move(body_schema_json)};
+}
+
+std::vector<RouteDescription> Routes::Descriptions() const {
+  std::vector<RouteDescription> descriptions = added_;
+  for (RouteDescription& description : descriptions) {
+    const auto found = described_.find(description.method + " " + description.pattern);
+    if (found == described_.end()) continue;
+    description.summary = found->second.first;
+    description.body_schema_json = found->second.second;
+  }
+  return descriptions;
 }
 
 struct Server::Impl {
@@ -89,7 +109,7 @@ struct Server::Impl {
     if (host == nullptr) return false;
     const std::string name = HostName(*host);
     const auto& allowed = options.allowed_hosts;
-    return IsLoopbackName(name) || name == Lower(options.http.address) ||
+    return CannotBeRebound(name) ||
            std::any_of(allowed.begin(), allowed.end(), [&](const std::string& candidate) {
              return candidate == "*" || Lower(candidate) == name;
            });

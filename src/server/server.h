@@ -5,14 +5,20 @@
 /// Server: every route of the service on one port. Guarantees that a handler sees only calls whose
 /// Host, Origin and API key have been checked, and only under the key's tenant. Thread-safe.
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "inferscale/memory_service.h"
 #include "server/api.h"
+#include "server/api_keys.h"
 #include "server/http_server.h"
+#include "server/metrics.h"
+#include "server/tenant_settings.h"
 
 namespace inferscale {
 
@@ -22,6 +28,9 @@ struct ServerOptions {
   std::vector<std::string> allowed_origins;  ///< "https://app.example"; beside the server's own
   std::string model_name;                    ///< as /v1/models names it
   std::string embedder_name;
+  std::int32_t top_k = 20;       ///< facts of a chat that does not say
+  std::int32_t max_chats = 256;  ///< answered or waiting at a time; more get 503
+  bool require_key = false;
 };
 
 /// Who a request comes from. kInvalidArgument: no or a malformed key (401); kNotFound: an unknown
@@ -35,10 +44,25 @@ struct CallRecord {
   double seconds = 0;
 };
 
+/// What /openapi.json says of a route.
+struct RouteDescription {
+  std::string method, pattern;
+  std::string summary;
+  std::string body_schema_json;  ///< of the request's body; empty: none, or any object
+  bool needs_key = true;
+};
+
 /// What routes are made from; outlives them.
 struct ApiContext {
   std::shared_ptr<MemoryService> service;
   ServerOptions options;
+  std::shared_ptr<ApiKeys> keys;
+  std::shared_ptr<TenantSettings> settings;
+  std::shared_ptr<Metrics> metrics = std::make_shared<Metrics>();
+  /// Shared with answers that may outlive the context.
+  std::shared_ptr<std::atomic<std::int32_t>> chats = std::make_shared<std::atomic<std::int32_t>>(0);
+  std::vector<RouteDescription> routes;  ///< set before the server starts
+  std::function<std::int64_t()> connections;
 };
 
 /// Where route files register what they serve.
@@ -51,11 +75,19 @@ class Routes {
            ApiHandler handler);
   /// Without an API key: health, the console's page. Host and Origin are checked all the same.
   void AddPublic(std::string_view method, std::string_view pattern, ApiHandler handler);
+  /// Says what a route does, before or after it is added.
+  /// \param body_schema_json JSON schema of the request's body
+  void Describe(std::string_view method, std::string_view pattern, std::string summary,
+                std::string body_schema_json = {});
   const Router& router() const { return router_; }
+  /// Of every route, in the order they were added.
+  std::vector<RouteDescription> Descriptions() const;
 
  private:
   Router router_;
   Authenticate authenticate_;
+  std::vector<RouteDescription> added_;
+  std::map<std::string, std::pair<std::string, std::string>> described_;  // "METHOD pattern"
 };
 
 class Server {

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Prints the path of a Python that has exactly tools/setup/requirements.txt, hash-checked, in a
-# virtual environment of the cache; makes it first if needed. The system's Python is only read.
+# Prints the path of a Python that has exactly what a file of tools/setup lists (requirements.txt
+# unless another is named), hash-checked, in a virtual environment of the cache; makes it first if
+# needed. The system's Python is only read.
+#   python.sh [FILE]
 set -euo pipefail
 # shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-requirements="$REPOSITORY_ROOT/tools/setup/requirements.txt"
+requirements="$REPOSITORY_ROOT/tools/setup/${1:-requirements.txt}"
 base=${INFERSCALE_PYTHON:-python3}
 key=$({ cat "$requirements" && "$base" -c 'import sys; print(sys.version, sys.prefix)'; } |
   sha256sum | cut -c1-16)
@@ -22,7 +24,7 @@ if [[ ! -f $target/complete ]]; then
     "$target/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes \
       --only-binary :all: --requirement "$requirements" </dev/null >&2 || {
       rm -rf -- "$target"
-      fail "could not install tools/setup/requirements.txt; see pip's message above"
+      fail "could not install $requirements; see pip's message above"
     }
     touch "$target/complete"
   fi

@@ -1,0 +1,16 @@
+#ifndef INFERSCALE_LLAMA_JSON_SCHEMA_GRAMMAR_H_
+#define INFERSCALE_LLAMA_JSON_SCHEMA_GRAMMAR_H_
+
+#include <string>
+
+#include "inferscale/result.h"
+
+namespace inferscale {
+
+/// GBNF of the JSON texts that a JSON schema allows. kInvalidArgument: the schema is no JSON, or
+/// says something that no grammar can express. Thread-safe.
+Result<std::string> JsonSchemaGrammar(const std::string& schema_json);
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_LLAMA_JSON_SCHEMA_GRAMMAR_H_
