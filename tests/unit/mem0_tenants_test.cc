@@ -76,7 +76,8 @@ TEST_F(Mem0Tenants, TheSameIdsOfTwoTenantsAreTwoOwners) {
                         {"org_id", "default"},
                         {"project_id", "default"},
                         {"filters", {{"OR", {{{"user_id", "alice"}}, {{"user_id", "*"}}}}}}};
-  for (const json& item : Call("POST", "/v3/memories/search/", spoofed, "other").body["results"]) {
+  const Reply found = Call("POST", "/v3/memories/search/", spoofed, "other");
+  for (const json& item : found.body["results"]) {
     EXPECT_EQ(item["id"], theirs);
   }
   EXPECT_EQ(Call("DELETE", "/v1/memories/?user_id=alice", nullptr, "other").status, 200);
