@@ -25,23 +25,6 @@ struct KeyOptions {
   std::int32_t requests_per_minute = 0;
 };
 
-json KeyJson(const ApiKey& key) {
-  json item = {{"id", key.id},
-               {"label", key.label},
-               {"key_prefix", key.prefix},
-               {"tenant", key.principal.tenant},
-               {"admin", key.principal.admin},
-               {"requests_per_minute", key.requests_per_minute},
-               {"created_at", FormatIso8601(key.created_at_ms)}};
-  if (const auto& bound = key.principal.bound) {
-    item["user_id"] = bound->user;
-    item["agent_id"] = bound->agent;
-    item["app_id"] = bound->app;
-    item["run_id"] = bound->run;
-  }
-  return item;
-}
-
 Result<int> CreateKey(const KeyOptions& options, CliContext& context) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
                               OpenCatalog(context.config()));
@@ -54,7 +37,7 @@ Result<int> CreateKey(const KeyOptions& options, CliContext& context) {
   if (options.bound.HasOwner()) wanted.principal.bound = options.bound;
   INFERSCALE_ASSIGN_OR_RETURN(const NewApiKey made, keys->Create(std::move(wanted)));
   if (context.json) {
-    json item = KeyJson(made.key);
+    nlohmann::ordered_json item = KeyJson(made.key);
     item["key"] = made.secret;
     PrintJson(item);
   } else {
@@ -68,7 +51,7 @@ Result<int> ListKeys(CliContext& context) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Catalog> catalog,
                               OpenCatalog(context.config()));
   INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<ApiKeys> keys, ApiKeys::Load(*catalog));
-  json items = json::array();
+  nlohmann::ordered_json items = nlohmann::ordered_json::array();
   for (const ApiKey& key : keys->List(std::nullopt)) {
     items.push_back(KeyJson(key));
     if (context.json) continue;

@@ -1,3 +1,4 @@
+#include "base/html.h"
 #include "eval/demo_result.h"
 #include "eval/html_page.h"
 

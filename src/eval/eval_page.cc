@@ -3,6 +3,7 @@
 #include <optional>
 #include <set>
 
+#include "base/html.h"
 #include "eval/eval_report.h"
 #include "eval/html_page.h"
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/html.h"
 #include "eval/table.h"
 
 namespace inferscale {

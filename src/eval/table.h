@@ -28,10 +28,6 @@ std::string Decimal(double value, int digits);
 /// The same with a sign in front.
 std::string Signed(double value, int digits);
 
-/// For text between tags and in quoted attributes: & < > " ' are escaped, what is not UTF-8 and
-/// control characters other than line breaks and tabs become U+FFFD.
-std::string EscapeHtml(std::string_view text);
-
 }  // namespace inferscale
 
 #endif  // INFERSCALE_EVAL_TABLE_H_

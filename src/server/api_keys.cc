@@ -195,4 +195,21 @@ Result<Principal> ApiKeys::Authenticate(const HttpRequest& request, bool require
   return match->key.principal;
 }
 
+nlohmann::ordered_json KeyJson(const ApiKey& key) {
+  nlohmann::ordered_json json = {{"id", key.id},
+                                 {"label", key.label},
+                                 {"key_prefix", key.prefix},
+                                 {"tenant", key.principal.tenant},
+                                 {"admin", key.principal.admin},
+                                 {"requests_per_minute", key.requests_per_minute},
+                                 {"created_at", FormatIso8601(key.created_at_ms)}};
+  if (const auto& bound = key.principal.bound) {
+    if (!bound->user.empty()) json["user_id"] = bound->user;
+    if (!bound->agent.empty()) json["agent_id"] = bound->agent;
+    if (!bound->app.empty()) json["app_id"] = bound->app;
+    if (!bound->run.empty()) json["run_id"] = bound->run;
+  }
+  return json;
+}
+
 }  // namespace inferscale

@@ -66,6 +66,9 @@ class ApiKeys {
   std::vector<Stored> keys_;
 };
 
+/// A key as it is shown, without its secret; only the ids of its owner that it has.
+nlohmann::ordered_json KeyJson(const ApiKey& key);
+
 }  // namespace inferscale
 
 #endif  // INFERSCALE_SERVER_API_KEYS_H_

@@ -171,6 +171,19 @@ Answer ListEntitiesByPage(MemoryService& service, const ApiCall& call) {
   return JsonResponse(answer);
 }
 
+Status DeleteScopes(MemoryService& service, const ApiCall& call, std::span<const ScopeInfo> scopes,
+                    std::string_view operation) {
+  std::vector<ScopeId> ids;
+  std::int64_t facts = 0;
+  for (const ScopeInfo& info : scopes) {
+    ids.push_back(info.id);
+    facts += info.facts;
+  }
+  INFERSCALE_RETURN_IF_ERROR(service.DeleteScopes(ids));
+  AuditErase(call, operation, facts);
+  return OkStatus();
+}
+
 Answer DeleteEntity(MemoryService& service, const ApiCall& call) {
   Scope query;
   const std::string& wanted = call.parameter("type");
@@ -184,14 +197,7 @@ Answer DeleteEntity(MemoryService& service, const ApiCall& call) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes,
                               VisibleScopes(service, call.principal, query));
   if (scopes.empty()) return NotFound("Entity not found");
-  std::vector<ScopeId> ids;
-  std::int64_t facts = 0;
-  for (const ScopeInfo& info : scopes) {
-    ids.push_back(info.id);
-    facts += info.facts;
-  }
-  INFERSCALE_RETURN_IF_ERROR(service.DeleteScopes(ids));
-  AuditErase(call, "delete_entity", facts);
+  INFERSCALE_RETURN_IF_ERROR(DeleteScopes(service, call, scopes, "delete_entity"));
   return JsonResponse({{"message", "Entity deleted"}});
 }
 
@@ -203,14 +209,7 @@ Answer Reset(MemoryService& service, const ApiCall& call) {
   }
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes,
                               VisibleScopes(service, call.principal));
-  std::vector<ScopeId> ids;
-  std::int64_t facts = 0;
-  for (const ScopeInfo& info : scopes) {
-    ids.push_back(info.id);
-    facts += info.facts;
-  }
-  INFERSCALE_RETURN_IF_ERROR(service.DeleteScopes(ids));
-  AuditErase(call, "reset", facts);
+  INFERSCALE_RETURN_IF_ERROR(DeleteScopes(service, call, scopes, "reset"));
   return JsonResponse({{"message", "All memories reset"}});
 }
 

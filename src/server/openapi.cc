@@ -1,4 +1,5 @@
 #include "server/openapi.h"
+#include "base/html.h"
 
 #include <cctype>
 #include <utility>
@@ -50,29 +51,6 @@ ordered_json Operation(const RouteDescription& route) {
   return operation;
 }
 
-std::string Html(const std::string& text) {
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return escaped;
-}
-
 }  // namespace
 
 ordered_json OpenApiDocument(const std::vector<RouteDescription>& routes) {
@@ -109,9 +87,9 @@ std::string OpenApiPage(const std::vector<RouteDescription>& routes, const std::
     std::string body = "No fields are described.";
     if (!route.body_schema_json.empty())
       body = ordered_json::parse(route.body_schema_json, nullptr, false).dump(2);
-    page += "<details><summary><code>" + Html(route.method + " " + route.pattern) + "</code> " +
-            Html(route.summary) + (route.needs_key ? "" : " (no key needed)") + "</summary><pre>" +
-            Html(body) + "</pre></details>\n";
+    page += "<details><summary><code>" + EscapeHtml(route.method + " " + route.pattern) +
+            "</code> " + EscapeHtml(route.summary) + (route.needs_key ? "" : " (no key needed)") +
+            "</summary><pre>" + EscapeHtml(body) + "</pre></details>\n";
   }
   return page + "</html>\n";
 }

@@ -56,23 +56,6 @@ std::optional<std::string> KeysOf(const Principal& principal) {
   return principal.tenant;
 }
 
-ordered_json KeyJson(const ApiKey& key) {
-  ordered_json json = {{"id", key.id},
-                       {"label", key.label},
-                       {"key_prefix", key.prefix},
-                       {"tenant", key.principal.tenant},
-                       {"admin", key.principal.admin},
-                       {"requests_per_minute", key.requests_per_minute},
-                       {"created_at", FormatIso8601(key.created_at_ms)}};
-  if (const auto& bound = key.principal.bound) {
-    if (!bound->user.empty()) json["user_id"] = bound->user;
-    if (!bound->agent.empty()) json["agent_id"] = bound->agent;
-    if (!bound->app.empty()) json["app_id"] = bound->app;
-    if (!bound->run.empty()) json["run_id"] = bound->run;
-  }
-  return json;
-}
-
 Result<ordered_json> CreateKey(const Context& context, const ApiCall& call) {
   INFERSCALE_ASSIGN_OR_RETURN(const json body, JsonBody(call.request(), /*may_be_empty=*/true));
   ApiKey wanted;

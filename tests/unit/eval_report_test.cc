@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/html.h"
 #include "eval/demo_result.h"
 #include "eval/eval_report.h"
 #include "eval/html_page.h"
