@@ -66,7 +66,7 @@ Status Failure(const Url& url, const HttpPost& post, std::string_view step, erro
 }
 
 template <typename Stream>
-Result<HttpResponse> Exchange(asio::io_context& context, Stream& stream, const HttpPost& post) {
+Result<HttpPostResult> Exchange(asio::io_context& context, Stream& stream, const HttpPost& post) {
   const Url& url = post.url;
   http::request<http::string_body> request{http::verb::post, url.target, 11};
   const bool default_port = url.port == (url.tls ? "443" : "80");
@@ -94,14 +94,14 @@ Result<HttpResponse> Exchange(asio::io_context& context, Stream& stream, const H
       context, [&](auto handler) { http::async_read(stream, buffer, parser, std::move(handler)); });
   if (error) return Failure(url, post, "Reading from", error);
 
-  HttpResponse response;
+  HttpPostResult response;
   response.status = static_cast<int>(parser.get().result_int());
   response.content_type = std::string(parser.get()[http::field::content_type]);
   response.body = std::move(parser.get().body());
   return response;
 }
 
-Result<HttpResponse> PostOrThrow(const HttpPost& post) {
+Result<HttpPostResult> PostOrThrow(const HttpPost& post) {
   const Url& url = post.url;
   const auto deadline = std::chrono::steady_clock::now() + post.timeout;
   asio::io_context context;
@@ -217,7 +217,7 @@ Result<Url> ParseUrl(std::string_view text) {
   return url;
 }
 
-Result<HttpResponse> PostJson(const HttpPost& post) {
+Result<HttpPostResult> PostJson(const HttpPost& post) {
   if (!IsPrintableAscii(post.bearer_token)) {
     return InvalidArgument(
         "the API key for " + post.url.ToDisplayString() +
@@ -230,7 +230,7 @@ Result<HttpResponse> PostJson(const HttpPost& post) {
   }
 }
 
-Status RefusalStatus(const Url& url, const HttpResponse& response) {
+Status RefusalStatus(const Url& url, const HttpPostResult& response) {
   const std::string where = url.ToDisplayString();
   const std::string status = "HTTP " + std::to_string(response.status);
   const std::string answer = status + ": " + ExcerptForMessage(response.body);

@@ -33,7 +33,7 @@ struct HttpPost {
   std::size_t max_response_bytes = std::size_t{64} << 20;
 };
 
-struct HttpResponse {
+struct HttpPostResult {
   int status = 0;
   std::string content_type;
   std::string body;
@@ -43,11 +43,11 @@ struct HttpResponse {
 /// a connection of its own: thread-safe. kUnavailable: no connection, certificate refused, timeout,
 /// cut short. kResourceExhausted: a longer body than allowed. kInvalidArgument: a token that no
 /// header can carry. Resolving a name may outlast the timeout by what the system's resolver takes.
-Result<HttpResponse> PostJson(const HttpPost& post);
+Result<HttpPostResult> PostJson(const HttpPost& post);
 
 /// What another status than 200 means to the caller: kUnavailable for 408, 429 and 5xx, where
 /// trying again may help, else kInvalidArgument.
-Status RefusalStatus(const Url& url, const HttpResponse& response);
+Status RefusalStatus(const Url& url, const HttpPostResult& response);
 
 /// The first `bytes` of a body from outside, on one line and without control characters, for
 /// messages.

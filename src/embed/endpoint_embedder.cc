@@ -56,7 +56,7 @@ Result<std::vector<float>> ReadVector(const Url& url, const json& item, std::int
   return vector;
 }
 
-Result<std::vector<std::vector<float>>> ReadAnswer(const Url& url, const HttpResponse& response,
+Result<std::vector<std::vector<float>>> ReadAnswer(const Url& url, const HttpPostResult& response,
                                                    std::size_t texts, std::int32_t dimensions) {
   const json answer = json::parse(response.body, nullptr, /*allow_exceptions=*/false);
   if (answer.is_discarded()) {
@@ -150,13 +150,13 @@ Result<std::vector<std::vector<float>>> EndpointEmbedder::EmbedBatch(
   const json request = {{"model", model_},
                         {"input", std::vector<std::string>(texts.begin(), texts.end())}};
   INFERSCALE_ASSIGN_OR_RETURN(
-      HttpResponse response,
+      HttpPostResult response,
       PostWithRetry(request.dump(-1, ' ', false, json::error_handler_t::replace)));
   if (response.status != 200) return RefusalStatus(url_, response);
   return ReadAnswer(url_, response, texts.size(), dimensions_);
 }
 
-Result<HttpResponse> EndpointEmbedder::PostWithRetry(const std::string& body) const {
+Result<HttpPostResult> EndpointEmbedder::PostWithRetry(const std::string& body) const {
   HttpPost post;
   post.url = url_;
   post.body = body;
@@ -165,7 +165,7 @@ Result<HttpResponse> EndpointEmbedder::PostWithRetry(const std::string& body) co
   const std::int32_t most = dimensions_ > 0 ? dimensions_ : kMaxDimensions;
   post.max_response_bytes =
       (std::size_t{1} << 20) + kBatchTexts * static_cast<std::size_t>(most) * kBytesPerNumber;
-  Result<HttpResponse> response = PostJson(post);
+  Result<HttpPostResult> response = PostJson(post);
   const bool again = response.ok() ? response->status >= 500
                                    : response.status().code() == StatusCode::kUnavailable;
   return again ? PostJson(post) : response;

@@ -27,7 +27,7 @@ class EndpointEmbedder : public Embedder {
   EndpointEmbedder() = default;
 
   Result<std::vector<std::vector<float>>> EmbedBatch(std::span<const std::string> texts) const;
-  Result<HttpResponse> PostWithRetry(const std::string& body) const;
+  Result<HttpPostResult> PostWithRetry(const std::string& body) const;
 
   Url url_;
   std::string model_;

@@ -12,7 +12,7 @@ using nlohmann::json;
 constexpr std::int32_t kMaxAnswerTokens = 1024;
 constexpr std::size_t kMaxAnswerBytes = std::size_t{4} << 20;
 
-Result<std::string> ReadContent(const Url& url, const HttpResponse& response) {
+Result<std::string> ReadContent(const Url& url, const HttpPostResult& response) {
   const auto bad = [&](const std::string& what) {
     return Unavailable(url.ToDisplayString() + " gave no usable completion: " + what +
                        "; check that it is an OpenAI-compatible /v1/chat/completions endpoint");
@@ -76,7 +76,7 @@ Result<CompletionFunction> MakeEndpointCompletion(const std::string& url_text,
       attempt.body = body.dump(-1, ' ', false, json::error_handler_t::replace);
       return PostJson(attempt);
     };
-    INFERSCALE_ASSIGN_OR_RETURN(HttpResponse response, send(bounded));
+    INFERSCALE_ASSIGN_OR_RETURN(HttpPostResult response, send(bounded));
     if (response.status == 400 || response.status == 422) {
       // Some models refuse one of the optional settings; what they answer without is parsed
       // leniently.

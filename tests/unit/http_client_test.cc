@@ -65,7 +65,7 @@ TEST(PostJson, SendsTheBodyAndReturnsTheAnswer) {
   });
   HttpPost post = PostTo(server.Url("/tea?hot=1"));
   post.bearer_token = "secret";
-  const Result<HttpResponse> response = PostJson(post);
+  const Result<HttpPostResult> response = PostJson(post);
   ASSERT_TRUE(response.ok()) << response.status().ToString();
   EXPECT_EQ(response->status, 418);
   EXPECT_EQ(response->content_type, "application/json");
@@ -78,7 +78,7 @@ TEST(PostJson, SaysThatNobodyListens) {
     HttpServer server([](const auto&) { return HttpReply{}; });
     url = server.Url("/v1");
   }
-  const Result<HttpResponse> response = PostJson(PostTo(url));
+  const Result<HttpPostResult> response = PostJson(PostTo(url));
   ASSERT_FALSE(response.ok());
   EXPECT_EQ(response.status().code(), StatusCode::kUnavailable);
   EXPECT_NE(response.status().message().find(url), std::string::npos);
@@ -88,7 +88,7 @@ TEST(PostJson, GivesUpAtTheDeadline) {
   HttpServer server([](const auto&) { return HttpReply{.delay = std::chrono::minutes(5)}; });
   HttpPost post = PostTo(server.Url("/"));
   post.timeout = std::chrono::milliseconds(50);
-  const Result<HttpResponse> response = PostJson(post);
+  const Result<HttpPostResult> response = PostJson(post);
   ASSERT_FALSE(response.ok());
   EXPECT_EQ(response.status().code(), StatusCode::kUnavailable);
   EXPECT_NE(response.status().message().find("50 ms"), std::string::npos);
@@ -128,7 +128,7 @@ TEST(PostJson, TrustsOnlyCertificatesItKnows) {
   const std::filesystem::path file = std::filesystem::path(::testing::TempDir()) / "trusted.pem";
   std::ofstream(file) << made.certificate_pem;
   ::setenv("SSL_CERT_FILE", file.c_str(), 1);
-  const Result<HttpResponse> response = PostJson(PostTo(server.Url("/")));
+  const Result<HttpPostResult> response = PostJson(PostTo(server.Url("/")));
   HttpPost wrong_name = PostTo(server.Url("/"));
   wrong_name.url.host = "localhost";
   const Status mismatch = PostJson(wrong_name).status();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the repository's structure: which room includes which, file sizes, public headers.
+"""Checks the repository's structure: which room includes which, type names, file sizes, headers.
 
 Prints one line per violation and exits with 1 if there is any.
 
@@ -51,6 +51,12 @@ PUBLIC_HEADER_ROOMS = {
 SOURCE_SUFFIXES = {".cc", ".h", ".cu", ".cuh"}
 SIZED_SUFFIXES = SOURCE_SUFFIXES | {".py", ".sh", ".cmake"}
 SIZED_FOLDERS = ["src", "include", "tools", "tests", "bench", "cmake", "python"]
+# A definition (not a declaration) of a type in a namespace that other files share.
+TYPE = re.compile(
+    r"^(?:struct|class|enum class|union) (\w+)(?: final)?(?:\s*:\s[^;{]*)?\s*\{", re.MULTILINE
+)
+UNNAMED_NAMESPACE = re.compile(r"^namespace \{$.*?^\}  // namespace$", re.MULTILINE | re.DOTALL)
+NAMESPACE = re.compile(r"^namespace ([\w:]+) \{$", re.MULTILINE)
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -141,6 +147,24 @@ def find_cycles(root: pathlib.Path, graph: dict[pathlib.Path, list[pathlib.Path]
     return problems
 
 
+def check_type_names(root: pathlib.Path) -> list[str]:
+    """Two types of one name break the one-definition rule: the linker keeps either's functions."""
+    first: dict[tuple[str, str], pathlib.Path] = {}
+    problems = []
+    files = source_files(root, "src", SOURCE_SUFFIXES) + source_files(root, "include", {".h"})
+    for path in files:
+        text = UNNAMED_NAMESPACE.sub("", path.read_text(encoding="utf-8"))
+        namespaces = NAMESPACE.findall(text)
+        for name in TYPE.findall(text):
+            key = ("::".join(namespaces), name)
+            other = first.setdefault(key, path)
+            if other != path:
+                problems.append(
+                    f"{path.relative_to(root)}: {name} is defined in {other.relative_to(root)} too"
+                )
+    return problems
+
+
 def check_sizes(root: pathlib.Path) -> list[str]:
     problems = []
     for folder in SIZED_FOLDERS:
@@ -163,7 +187,7 @@ def check_public_headers(root: pathlib.Path) -> list[str]:
 
 def check(root: pathlib.Path) -> list[str]:
     root = root.resolve()
-    return check_includes(root) + check_sizes(root) + check_public_headers(root)
+    return check_includes(root) + check_type_names(root) + check_sizes(root) + check_public_headers(root)
 
 
 def main() -> int:

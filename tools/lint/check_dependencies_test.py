@@ -76,6 +76,17 @@ class CheckDependenciesTest(unittest.TestCase):
         }
         self.assertEqual(self.check(files), [])
 
+    def test_two_types_of_one_name_fail(self):
+        text = "namespace inferscale {\nstruct Reply final : Base {\n};\n}\n"
+        files = {"src/base/client.h": text, "src/server/message.h": text}
+        self.assert_problem(files, "src/server/message.h", "Reply", "src/base/client.h")
+        files["src/server/message.h"] = text.replace("inferscale", "inferscale::other")
+        self.assertEqual(self.check(files), [])
+        files["src/server/message.h"] = f"namespace {{\n{text}}}  // namespace\n"
+        self.assertEqual(self.check(files), [])
+        files["src/server/message.h"] = text.replace("Reply", "Reply::Impl")
+        self.assertEqual(self.check(files), [])
+
     def test_unknown_room_fails(self):
         self.assert_problem({"src/helpers/a.cc": ""}, "not a room")
 
