@@ -116,6 +116,12 @@ HttpResponse JsonResponse(const nlohmann::ordered_json& body, int status) {
 
 Result<json> JsonBody(const HttpRequest& request, bool may_be_empty) {
   if (request.body.empty() && may_be_empty) return json::object();
+  INFERSCALE_ASSIGN_OR_RETURN(json body, JsonValue(request));
+  if (!body.is_object()) return InvalidArgument("the body must be a JSON object");
+  return body;
+}
+
+Result<json> JsonValue(const HttpRequest& request) {
   // A form that another site makes a browser send cannot have this type.
   if (!IsJsonType(request.Header("content-type")))
     return InvalidArgument("the body must be JSON, sent with Content-Type: application/json");
@@ -131,7 +137,6 @@ Result<json> JsonBody(const HttpRequest& request, bool may_be_empty) {
     return InvalidArgument("the body is nested more than " + std::to_string(kMaxDepth) +
                            " levels deep");
   if (body.is_discarded()) return InvalidArgument("the body is not valid JSON in UTF-8");
-  if (!body.is_object()) return InvalidArgument("the body must be a JSON object");
   return body;
 }
 
@@ -216,6 +221,16 @@ Result<Scope> ScopeOf(const Principal& principal, const json& ids) {
     scope.*member = std::move(id);
   }
   return scope;
+}
+
+json OwnerHeaders(const HttpRequest& request) {
+  json ids = json::object();
+  for (const auto& [header, name] :
+       {std::pair{"x-inferscale-user", "user_id"}, std::pair{"x-inferscale-agent", "agent_id"},
+        std::pair{"x-inferscale-app", "app_id"}, std::pair{"x-inferscale-run", "run_id"}}) {
+    if (const std::string* value = request.Header(header)) ids[name] = *value;
+  }
+  return ids;
 }
 
 bool MaySee(const Principal& principal, const Scope& scope) {

@@ -53,6 +53,8 @@ HttpResponse JsonResponse(const nlohmann::ordered_json& body, int status = 200);
 /// The body as a JSON object: UTF-8 without a byte order mark, content type JSON, at most 64 levels
 /// deep. kInvalidArgument says what is wrong; an empty body is {} if `may_be_empty`.
 Result<nlohmann::json> JsonBody(const HttpRequest& request, bool may_be_empty = false);
+/// The same of a body that may be any JSON.
+Result<nlohmann::json> JsonValue(const HttpRequest& request);
 
 /// Reads one field of a body; a wrong type is kInvalidArgument that names field and type. Null
 /// counts as missing.
@@ -71,6 +73,9 @@ Result<std::string> EntityId(const nlohmann::json& value, std::string_view name)
 /// key's tenant. A key bound to an owner fills in what is missing; naming another is kNotFound, so
 /// that nothing is told about it. No id at all and no bound owner: a scope without owner.
 Result<Scope> ScopeOf(const Principal& principal, const nlohmann::json& ids);
+/// The owner ids that a request's headers name (X-Inferscale-User, -Agent, -App, -Run), for
+/// ScopeOf.
+nlohmann::json OwnerHeaders(const HttpRequest& request);
 /// Whether the principal may see a fact of this scope.
 bool MaySee(const Principal& principal, const Scope& scope);
 

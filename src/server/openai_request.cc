@@ -1,7 +1,6 @@
 #include "server/openai_request.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -214,9 +213,8 @@ Result<ChatMessage> MessageOf(const json& given, const std::string& where) {
 
 /// The owner: ids in the body, else `user`, else headers.
 Result<Scope> OwnerOf(const json& body, const ApiCall& call) {
-  constexpr std::array<const char*, 4> kIds = {"user_id", "agent_id", "app_id", "run_id"};
   json ids = json::object();
-  for (const char* name : kIds) {
+  for (const char* name : {"user_id", "agent_id", "app_id", "run_id"}) {
     if (const json* value = Field(body, name)) ids[name] = *value;
   }
   if (ids.empty()) {
@@ -224,13 +222,7 @@ Result<Scope> OwnerOf(const json& body, const ApiCall& call) {
       if (*user != "") ids["user_id"] = *user;
     }
   }
-  if (ids.empty()) {
-    constexpr std::array<const char*, 4> kHeaders = {"x-inferscale-user", "x-inferscale-agent",
-                                                     "x-inferscale-app", "x-inferscale-run"};
-    for (std::size_t i = 0; i < kIds.size(); ++i) {
-      if (const std::string* value = call.request().Header(kHeaders[i])) ids[kIds[i]] = *value;
-    }
-  }
+  if (ids.empty()) ids = OwnerHeaders(call.request());
   return ScopeOf(call.principal, ids);
 }
 

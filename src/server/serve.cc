@@ -55,6 +55,7 @@ Result<std::unique_ptr<Service>> Service::Start(std::unique_ptr<MemoryService> m
   AddOperationsRoutes(routes, service->context_);
   AddOpenAiRoutes(routes, service->context_);
   AddMem0Routes(routes, service->context_);
+  AddMcpRoutes(routes, service->context_);
   context.routes = routes.Descriptions();
   const auto running = std::make_shared<std::atomic<const Server*>>(nullptr);
   context.connections = [running]() -> std::int64_t {

@@ -34,6 +34,10 @@ bool ChangesSomething(const HttpRequest& request) {
   return request.method != "GET" && request.method != "OPTIONS";
 }
 
+std::string RouteKey(std::string_view method, std::string_view pattern) {
+  return std::string(method) + " " + std::string(pattern);
+}
+
 HttpResponse Plain(const HttpRequest& request, ErrorDialect dialect, int status,
                    const std::string& message, std::string_view code) {
   return ErrorResponse(request, dialect, InvalidArgument(message), status, code);
@@ -53,6 +57,7 @@ Routes::Routes(Authenticate authenticate) : authenticate_(std::move(authenticate
 void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect dialect,
                  ApiHandler handler) {
   added_.push_back({std::string(method), std::string(pattern), "", "", true});
+  handlers_[RouteKey(method, pattern)] = handler;
   router_.Add(
       method, pattern,
       [authenticate = authenticate_, dialect, handler = std::move(handler)](
@@ -82,14 +87,18 @@ void Routes::AddPublic(std::string_view method, std::string_view pattern, ApiHan
 
 void Routes::Describe(std::string_view method, std::string_view pattern, std::string summary,
                       std::string body_schema_json) {
-  described_[std::string(method) + " " + std::string(pattern)] = {std::move(summary),
-                                                                  std::move(body_schema_json)};
+  described_[RouteKey(method, pattern)] = {std::move(summary), std::move(body_schema_json)};
+}
+
+const ApiHandler* Routes::Handler(std::string_view method, std::string_view pattern) const {
+  const auto found = handlers_.find(RouteKey(method, pattern));
+  return found == handlers_.end() ? nullptr : &found->second;
 }
 
 std::vector<RouteDescription> Routes::Descriptions() const {
   std::vector<RouteDescription> descriptions = added_;
   for (RouteDescription& description : descriptions) {
-    const auto found = described_.find(description.method + " " + description.pattern);
+    const auto found = described_.find(RouteKey(description.method, description.pattern));
     if (found == described_.end()) continue;
     description.summary = found->second.first;
     description.body_schema_json = found->second.second;

@@ -80,6 +80,9 @@ class Routes {
   void Describe(std::string_view method, std::string_view pattern, std::string summary,
                 std::string body_schema_json = {});
   const Router& router() const { return router_; }
+  /// What a route that was added does with a call that has been let in, for routes that do the same
+  /// in other words; nullptr: there is none.
+  const ApiHandler* Handler(std::string_view method, std::string_view pattern) const;
   /// Of every route, in the order they were added.
   std::vector<RouteDescription> Descriptions() const;
 
@@ -87,7 +90,9 @@ class Routes {
   Router router_;
   Authenticate authenticate_;
   std::vector<RouteDescription> added_;
-  std::map<std::string, std::pair<std::string, std::string>> described_;  // "METHOD pattern"
+  // By "METHOD pattern".
+  std::map<std::string, std::pair<std::string, std::string>> described_;
+  std::map<std::string, ApiHandler> handlers_;
 };
 
 class Server {
@@ -108,6 +113,7 @@ class Server {
 // The groups of routes.
 void AddOpenAiRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
 void AddMem0Routes(Routes& routes, const std::shared_ptr<ApiContext>& context);
+/// After AddMem0Routes, whose handlers do what its tools say.
 void AddMcpRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
 void AddOperationsRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);
 void AddConsoleRoutes(Routes& routes, const std::shared_ptr<ApiContext>& context);

@@ -77,17 +77,19 @@ class ApiTest : public ::testing::Test {
       return found->second;
     });
     AddMem0Routes(*routes_, context_);
+    AddMcpRoutes(*routes_, context_);
   }
 
   /// Waits for the answer; fails after half a minute.
   Reply Raw(const std::string& method, const std::string& target, const std::string& body,
-            const std::string& key = "admin") {
+            const std::string& key = "admin", const NameValues& more_headers = {}) {
     HttpRequest request;
     request.method = method;
     request.target = target;
     EXPECT_TRUE(ParseTarget(target, &request).ok()) << target;
     request.headers = {
         {"host", "localhost:8420"}, {"content-type", "application/json"}, {"x-test-key", key}};
+    request.headers.insert(request.headers.end(), more_headers.begin(), more_headers.end());
     request.body = body;
     request.id = "request-id";
     const RouteMatch match = routes_->router().Find(request);
