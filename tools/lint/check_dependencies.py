@@ -19,6 +19,7 @@ ALLOWED = {
     "kernels": ["base"],
     "rope": ["base"],
     "kv": ["kernels", "rope"],
+    "connector": ["kv"],
     "llama": ["base"],
     "catalog": ["kernels", "base"],
     "embed": ["llama", "kernels"],

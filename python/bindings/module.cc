@@ -1,0 +1,235 @@
+/// The native half of the vLLM connector. Addresses and counts come as integers; plans and reports
+/// travel as bytes. Every failure is an exception of Python's: the connector turns it into a
+/// request that is computed as text.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "base/bytes.h"
+#include "base/hash.h"
+#include "connector/scheduler.h"
+#include "connector/transfer_request.h"
+#include "connector/worker.h"
+
+namespace nb = nanobind;
+
+namespace inferscale {
+namespace {
+
+void Check(const Status& status) {
+  if (status.ok()) return;
+  if (status.code() == StatusCode::kInvalidArgument)
+    throw nb::value_error(status.message().c_str());
+  throw std::runtime_error(status.message());
+}
+
+template <typename T>
+T Check(Result<T> result) {
+  Check(result.status());
+  return std::move(*result);
+}
+
+std::span<const std::uint8_t> Bytes(const nb::bytes& bytes) {
+  return {static_cast<const std::uint8_t*>(bytes.data()), bytes.size()};
+}
+
+nb::bytes ToPython(std::span<const std::uint8_t> bytes) {
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+template <std::size_t kSize>
+std::array<std::uint8_t, kSize> Fixed(const nb::bytes& bytes, const char* what) {
+  std::array<std::uint8_t, kSize> out{};
+  if (bytes.size() != kSize) throw nb::value_error(what);
+  std::copy_n(static_cast<const std::uint8_t*>(bytes.data()), kSize, out.begin());
+  return out;
+}
+
+KvKey Key(const nb::bytes& bytes) { return {Fixed<16>(bytes, "a KV key has 16 bytes")}; }
+
+TimeMs Now() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+kernels::ScalarType Scalar(std::string_view name) {
+  if (name == "float32") return kernels::ScalarType::kF32;
+  if (name == "float16") return kernels::ScalarType::kF16;
+  if (name == "bfloat16") return kernels::ScalarType::kBF16;
+  throw nb::value_error("the cache's type must be float32, float16 or bfloat16");
+}
+
+Staging StagingAt(std::string_view type, std::uintptr_t keys, std::uintptr_t values,
+                  std::int64_t tokens) {
+  return {Scalar(type), reinterpret_cast<void*>(keys), reinterpret_cast<void*>(values), tokens};
+}
+
+/// A signed request for kv_transfer_params, as a gateway writes it.
+std::string SignTransfer(std::string_view operation, const std::string& salt,
+                         std::uint64_t scope_tag, std::uint64_t epoch, TimeMs expires_ms,
+                         const std::vector<std::tuple<nb::bytes, int, int>>& blocks,
+                         const TokenIds& prompt, const nb::bytes& secret) {
+  TransferRequest request;
+  request.operation = operation == "inject"    ? TransferOperation::kInject
+                      : operation == "capture" ? TransferOperation::kCapture
+                      : operation == "probe"
+                          ? TransferOperation::kProbe
+                          : throw nb::value_error("operation must be inject, capture or probe");
+  request.salt = salt;
+  request.scope_tag = scope_tag;
+  request.epoch = epoch;
+  request.expires_ms = expires_ms;
+  for (const auto& [key, begin, end] : blocks) request.blocks.push_back({Key(key), begin, end, {}});
+  request.mac = TransferMac(request, prompt, Bytes(secret));
+  return SerializeTransferRequest(request);
+}
+
+std::unique_ptr<ConnectorScheduler> MakeScheduler(const nb::bytes& secret,
+                                                  std::int64_t budget_bytes,
+                                                  std::int64_t token_bytes, std::int32_t ranks) {
+  ConnectorSchedulerOptions options;
+  const auto bytes = Bytes(secret);
+  options.secret.assign(bytes.begin(), bytes.end());
+  options.budget_bytes = budget_bytes;
+  options.token_bytes = token_bytes;
+  options.ranks = ranks;
+  return Check(ConnectorScheduler::Create(std::move(options)));
+}
+
+std::unique_ptr<ConnectorWorker> MakeWorker(std::int32_t layers, std::int32_t kv_heads,
+                                            std::int32_t head_dim, const std::string& codec,
+                                            const nb::bytes& fingerprint, const std::string& folder,
+                                            std::int64_t host_budget_bytes,
+                                            std::int64_t file_budget_bytes,
+                                            std::int32_t block_slots, std::int64_t engine_blocks,
+                                            std::int32_t max_position, std::int32_t rank) {
+  ConnectorWorkerOptions options;
+  options.geometry = {layers, kv_heads, head_dim, head_dim};
+  options.codec = Check(ParseKvCodec(codec));
+  options.fingerprint = Fixed<32>(fingerprint, "a fingerprint has 32 bytes");
+  options.folder = folder;
+  options.host_budget_bytes = host_budget_bytes;
+  options.file_budget_bytes = file_budget_bytes;
+  options.block_slots = block_slots;
+  options.engine_blocks = engine_blocks;
+  options.max_position = max_position;
+  options.rank = rank;
+  return Check(ConnectorWorker::Create(std::move(options)));
+}
+
+std::int64_t TokenBytes(const std::string& codec, std::int32_t layers, std::int32_t kv_heads,
+                        std::int32_t head_dim) {
+  // A short block has the most overhead a token: scales and zeros of its only group.
+  constexpr std::int32_t kShort = 8;
+  const kernels::CodecView view{Check(ParseKvCodec(codec)), layers, kv_heads, head_dim, head_dim};
+  return static_cast<std::int64_t>(kernels::PayloadBytes(view, kShort)) / kShort + 64;
+}
+
+nb::dict Counters(const ConnectorScheduler& scheduler) {
+  const ConnectorCounters& counters = scheduler.counters();
+  nb::dict out;
+  out["requests"] = counters.requests;
+  out["injected_tokens"] = counters.injected_tokens;
+  out["captured_blocks"] = counters.captured_blocks;
+  out["load_failures"] = counters.load_failures;
+  out["fallbacks"] = counters.fallbacks;
+  out["blocks"] = scheduler.directory().blocks();
+  out["bytes"] = scheduler.directory().bytes();
+  out["pins"] = scheduler.directory().pins();
+  out["evictions"] = scheduler.directory().evictions();
+  out["refusal"] = scheduler.refusal();
+  return out;
+}
+
+nb::dict Outcome(const TransferOutcome& outcome) {
+  nb::dict out;
+  out["injected_tokens"] = outcome.injected_tokens;
+  out["captured_blocks"] = outcome.captured_blocks;
+  out["fallback"] = outcome.fallbacks;
+  return out;
+}
+
+}  // namespace
+}  // namespace inferscale
+
+NB_MODULE(_native, module) {
+  using namespace inferscale;  // NOLINT(google-build-using-namespace): one function, all names
+  module.def("sign_transfer", &SignTransfer, nb::arg("operation"), nb::kw_only(), nb::arg("salt"),
+             nb::arg("scope_tag"), nb::arg("epoch"), nb::arg("expires_ms"), nb::arg("blocks"),
+             nb::arg("prompt"), nb::arg("secret"));
+  module.def("token_bytes", &TokenBytes, nb::arg("codec"), nb::arg("layers"), nb::arg("kv_heads"),
+             nb::arg("head_dim"));
+  module.def("sha256", [](const nb::bytes& data) { return ToPython(Sha256(Bytes(data))); });
+  module.def(
+      "sha256_file", [](const std::string& path) { return ToPython(Check(Sha256File(path))); },
+      nb::call_guard<nb::gil_scoped_acquire>());
+
+  nb::class_<ConnectorScheduler>(module, "Scheduler")
+      .def(nb::new_(&MakeScheduler), nb::kw_only(), nb::arg("secret"), nb::arg("budget_bytes"),
+           nb::arg("token_bytes"), nb::arg("ranks"))
+      .def("add",
+           [](ConnectorScheduler& self, const std::string& request, std::string_view transfer,
+              const TokenIds& prompt,
+              std::string_view salt) { return self.Add(request, transfer, prompt, salt, Now()); })
+      .def("knows", &ConnectorScheduler::Knows)
+      .def("matched_tokens", &ConnectorScheduler::MatchedTokens)
+      .def("allocated", &ConnectorScheduler::Allocated)
+      .def("scheduled", [](ConnectorScheduler& self, const std::string& request,
+                           std::int32_t computed, const std::vector<std::int32_t>& blocks,
+                           bool replace) { self.Scheduled(request, computed, blocks, replace); })
+      .def("take_plan", [](ConnectorScheduler& self) { return ToPython(self.TakePlan()); })
+      .def("take_report", [](ConnectorScheduler& self,
+                             const nb::bytes& report) { Check(self.TakeReport(Bytes(report))); })
+      .def("finished", [](ConnectorScheduler& self,
+                          const std::string& request) { return Outcome(self.Finished(request)); })
+      .def("erase",
+           [](ConnectorScheduler& self, const std::vector<nb::bytes>& keys) {
+             std::vector<KvKey> list;
+             for (const nb::bytes& key : keys) list.push_back(Key(key));
+             self.Erase(list);
+           })
+      .def("erase_scope", &ConnectorScheduler::EraseScope)
+      .def("clear", &ConnectorScheduler::Clear)
+      .def("ready", [](const ConnectorScheduler& self,
+                       const nb::bytes& key) { return self.Ready(Key(key)); })
+      .def_prop_ro("rotation_known", &ConnectorScheduler::rotation_known)
+      .def("counters", &Counters);
+
+  nb::class_<ConnectorWorker>(module, "Worker")
+      .def(nb::new_(&MakeWorker), nb::kw_only(), nb::arg("layers"), nb::arg("kv_heads"),
+           nb::arg("head_dim"), nb::arg("codec"), nb::arg("fingerprint"), nb::arg("folder"),
+           nb::arg("host_budget_bytes"), nb::arg("file_budget_bytes"), nb::arg("block_slots"),
+           nb::arg("engine_blocks"), nb::arg("max_position"), nb::arg("rank"))
+      .def("begin",
+           [](ConnectorWorker& self, const nb::bytes& plan) { Check(self.Begin(Bytes(plan))); })
+      .def("load_slots", &ConnectorWorker::LoadSlots)
+      .def("load",
+           [](ConnectorWorker& self, std::string_view type, std::uintptr_t keys,
+              std::uintptr_t values,
+              std::int64_t tokens) { Check(self.Load(StagingAt(type, keys, values, tokens))); })
+      .def("fail_loads", &ConnectorWorker::FailLoads)
+      .def("take_failed_blocks", &ConnectorWorker::TakeFailedBlocks)
+      .def("capture_slots", &ConnectorWorker::CaptureSlots)
+      .def("capture",
+           [](ConnectorWorker& self, std::string_view type, std::uintptr_t keys,
+              std::uintptr_t values,
+              std::int64_t tokens) { Check(self.Capture(StagingAt(type, keys, values, tokens))); })
+      .def("probe_slots", &ConnectorWorker::ProbeSlots)
+      .def("probe",
+           [](ConnectorWorker& self, std::string_view type, std::uintptr_t keys,
+              std::uintptr_t values,
+              std::int64_t tokens) { Check(self.Probe(StagingAt(type, keys, values, tokens))); })
+      .def("take_report", [](ConnectorWorker& self) { return ToPython(self.TakeReport()); })
+      .def("refuse", &ConnectorWorker::Refuse)
+      .def_prop_ro("rotation_known", &ConnectorWorker::rotation_known);
+}

@@ -1,0 +1,94 @@
+"""The scheduler's side: translates vLLM's requests and steps for the native scheduler."""
+
+import json
+from typing import Any
+
+from inferscale import _native
+from inferscale.vllm.settings import Settings, refusal_of
+
+PARAMETER = "inferscale"
+
+
+def obstacle(request: Any) -> str:
+    """Why a request cannot use stored KV exactly; empty: it can."""
+    if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
+        return "prompt_embeds"
+    if getattr(request, "lora_request", None) is not None:
+        return "lora"
+    if getattr(request, "mm_features", None):
+        return "multimodal"
+    sampling = request.sampling_params
+    if sampling is None:
+        return "pooling"
+    if sampling.prompt_logprobs is not None:
+        return "prompt_logprobs"
+    return ""
+
+
+class SchedulerSide:
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
+        self.refusal = refusal_of(vllm_config, kv_cache_config)
+        self.obstacles: dict[str, int] = {}
+        self.native: Any = None
+        if self.refusal:
+            return
+        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        layers = len(kv_cache_config.kv_cache_groups[0].layer_names)
+        self.native = _native.Scheduler(
+            secret=settings.secret,
+            budget_bytes=settings.host_bytes,
+            token_bytes=_native.token_bytes(settings.codec, layers, spec.num_kv_heads,
+                                            spec.head_size),
+            ranks=vllm_config.parallel_config.tensor_parallel_size,
+        )
+
+    def _know(self, request: Any) -> bool:
+        """Adds a request that asks for us, once."""
+        if self.native is None:
+            return False
+        if self.native.knows(request.request_id):
+            return True
+        transfer = (request.kv_transfer_params or {}).get(PARAMETER)
+        if transfer is None:
+            return False
+        reason = obstacle(request)
+        if reason:
+            self.obstacles[reason] = self.obstacles.get(reason, 0) + 1
+            return False
+        self.native.add(request.request_id, json.dumps(transfer), request.prompt_token_ids,
+                        request.cache_salt or "")
+        return True
+
+    def matched_tokens(self, request: Any, computed: int) -> int:
+        return self.native.matched_tokens(request.request_id, computed) if self._know(request) else 0
+
+    def allocated(self, request: Any, blocks: Any, external: int) -> None:
+        if self._know(request):
+            self.native.allocated(request.request_id, external, list(blocks.get_block_ids()[0]))
+
+    def plan(self, output: Any) -> bytes:
+        if self.native is None:
+            return b""
+        scheduled = output.num_scheduled_tokens
+        for new in output.scheduled_new_reqs:
+            if self.native.knows(new.req_id):
+                self.native.scheduled(new.req_id, new.num_computed_tokens + scheduled[new.req_id],
+                                      list(new.block_ids[0]), True)
+        cached = output.scheduled_cached_reqs
+        for number, name in enumerate(cached.req_ids):
+            if self.native.knows(name):
+                blocks = cached.new_block_ids[number]
+                self.native.scheduled(name, cached.num_computed_tokens[number] + scheduled[name],
+                                      list(blocks[0]) if blocks else [],
+                                      name in cached.resumed_req_ids)
+        return self.native.take_plan()
+
+    def take_reports(self, reports: list[bytes]) -> None:
+        for report in reports:
+            if self.native is not None and report:
+                self.native.take_report(report)
+
+    def finished(self, request: Any) -> dict[str, Any] | None:
+        if self.native is None or not self.native.knows(request.request_id):
+            return None
+        return {PARAMETER: self.native.finished(request.request_id)}

@@ -1,0 +1,131 @@
+"""What an operator sets: `kv_connector_extra_config`, and what of a model can be served as KV."""
+
+import hashlib
+import json
+import pathlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from inferscale import _native
+
+# Minor versions that the tests run against, or whose sources were read (0.33).
+TESTED_VLLM = {(0, 24), (0, 32), (0, 33)}
+SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+KNOWN = {"secret_file", "codec", "host_bytes", "file_bytes", "folder", "allow_untested_vllm"}
+CODECS = ("f32", "f16", "bf16", "int8", "int4")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot work; the text says which, and what to set."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    secret: bytes
+    codec: str
+    host_bytes: int  # a rank
+    file_bytes: int  # a rank
+    folder: str  # empty: no files
+    allow_untested_vllm: bool
+
+
+def parse_size(name: str, value: Any) -> int:
+    """1073741824, "1G", "512M" -> bytes."""
+    match = SIZE.fullmatch(str(value).strip())
+    if isinstance(value, bool) or match is None:
+        raise SettingsError(f"kv_connector_extra_config.{name}: {value!r} is no size; write 512M or 4G")
+    return int(match[1]) << UNITS[match[2].upper()]
+
+
+def read_settings(extra: dict[str, Any]) -> Settings:
+    unknown = sorted(set(extra) - KNOWN)
+    if unknown:
+        raise SettingsError(
+            f"kv_connector_extra_config has unknown settings: {', '.join(unknown)}; "
+            f"known: {', '.join(sorted(KNOWN))}"
+        )
+    path = extra.get("secret_file")
+    if not path:
+        raise SettingsError(
+            "kv_connector_extra_config.secret_file is missing: a file with the secret shared with "
+            "the gateway (at least 16 bytes, readable by this user alone)"
+        )
+    try:
+        secret = pathlib.Path(path).read_bytes().strip()
+        mode = pathlib.Path(path).stat().st_mode
+    except OSError as error:
+        raise SettingsError(f"kv_connector_extra_config.secret_file: {error}") from error
+    if mode & 0o077:
+        raise SettingsError(f"secret_file {path} can be read by others; run chmod 600 {path}")
+    if len(secret) < 16:
+        raise SettingsError(f"secret_file {path} has {len(secret)} bytes; at least 16 are needed")
+    codec = extra.get("codec", "f16")
+    if codec not in CODECS:
+        raise SettingsError(f"kv_connector_extra_config.codec: {codec!r}; known: {', '.join(CODECS)}")
+    return Settings(
+        secret=secret,
+        codec=codec,
+        host_bytes=parse_size("host_bytes", extra.get("host_bytes", "4G")),
+        file_bytes=parse_size("file_bytes", extra.get("file_bytes", "32G")),
+        folder=str(extra.get("folder", "")),
+        allow_untested_vllm=bool(extra.get("allow_untested_vllm", False)),
+    )
+
+
+def check_version(version: str, allowed: bool) -> None:
+    """Raises SettingsError for a vLLM whose connector interface nobody has looked at."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) in TESTED_VLLM:
+        return
+    known = ", ".join(f"{major}.{minor}" for major, minor in sorted(TESTED_VLLM))
+    if not allowed:
+        raise SettingsError(
+            f"inferscale was not tested with vLLM {version} (tested: {known}); install one of those, "
+            'or set "allow_untested_vllm": true in kv_connector_extra_config'
+        )
+
+
+def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
+    """Why this engine's KV cannot be served exactly, in words; empty: it can."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        return "pipeline parallelism is not supported"
+    if getattr(vllm_config, "speculative_config", None) is not None:
+        return "speculative decoding is not supported"
+    if getattr(vllm_config, "lora_config", None) is not None:
+        return "LoRA is not supported"
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
+        return "the model has layers other than full attention"
+    spec = groups[0].kv_cache_spec
+    if getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None):
+        return "the model has layers with a window"
+    if str(spec.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
+        return f"the KV cache is of type {spec.dtype}"
+    if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
+        return "keys and values differ in size"
+    return ""
+
+
+def fingerprint_of(vllm_config: Any) -> bytes:
+    """SHA-256 over all that decides a block's bytes: configuration, weights, types."""
+    model = vllm_config.model_config
+    parts = {
+        "config": model.hf_config.to_dict(),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "cache": str(vllm_config.cache_config.cache_dtype),
+        "tensor_parallel": vllm_config.parallel_config.tensor_parallel_size,
+        "load_format": str(vllm_config.load_config.load_format),
+        "revision": str(model.revision),
+    }
+    folder = pathlib.Path(model.model)
+    weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
+    parts["weights"] = [[file.name, _native.sha256_file(str(file)).hex()] for file in weights]
+    if not weights:
+        parts["model"] = str(model.model)
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,257 @@
+#include "connector/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace inferscale {
+
+Result<std::unique_ptr<ConnectorScheduler>> ConnectorScheduler::Create(
+    ConnectorSchedulerOptions options) {
+  if (options.secret.size() < 16) {
+    return InvalidArgument(
+        "the secret shared with the gateway must have at least 16 bytes; set secret_file in "
+        "kv_connector_extra_config");
+  }
+  if (options.ranks < 1 || options.budget_bytes < 0 || options.token_bytes < 1) {
+    return InvalidArgument("ranks, budget and bytes a token must be positive");
+  }
+  return std::unique_ptr<ConnectorScheduler>(new ConnectorScheduler(std::move(options)));
+}
+
+ConnectorScheduler::ConnectorScheduler(ConnectorSchedulerOptions options)
+    : options_(std::move(options)),
+      directory_(options_.budget_bytes, options_.ranks),
+      acknowledged_(static_cast<std::size_t>(options_.ranks), 0),
+      rotation_measured_(static_cast<std::size_t>(options_.ranks), false) {
+  plan_.sequence = 1;
+}
+
+void ConnectorScheduler::Fall(Active& active, const std::string& reason, std::int32_t blocks) {
+  active.outcome.fallbacks[reason] += blocks;
+  counters_.fallbacks[reason] += blocks;
+}
+
+bool ConnectorScheduler::Add(const std::string& request, std::string_view transfer_json,
+                             std::span<const TokenId> prompt, std::string_view cache_salt,
+                             TimeMs now) {
+  if (requests_.contains(request)) return true;
+  ++counters_.requests;
+  Active active;
+  active.outcome.request = request;
+  auto transfer = ParseTransferRequest(transfer_json, static_cast<std::int64_t>(prompt.size()));
+  std::string reason;
+  if (!transfer.ok()) {
+    reason = transfer.status().code() == StatusCode::kUnsupported ? "schema" : "malformed";
+  } else if (!VerifyTransferRequest(*transfer, prompt, cache_salt, options_.secret, now).ok()) {
+    reason = "unauthorised";
+  }
+  if (!reason.empty()) {
+    Fall(active, reason, 1);
+    requests_.emplace(request, std::move(active));
+    return false;
+  }
+  active.transfer = std::move(*transfer);
+  active.prompt.assign(prompt.begin(), prompt.end());
+  active.pins.resize(active.transfer.blocks.size());
+  requests_.emplace(request, std::move(active));
+  return true;
+}
+
+bool ConnectorScheduler::rotation_known() const {
+  return refusal_.empty() && std::all_of(rotation_measured_.begin(), rotation_measured_.end(),
+                                         [](bool x) { return x; });
+}
+
+std::int32_t ConnectorScheduler::MatchedTokens(const std::string& request, std::int32_t computed) {
+  const auto found = requests_.find(request);
+  if (found == requests_.end()) return 0;
+  Active& active = found->second;
+  if (active.transfer.operation != TransferOperation::kInject || active.prompt.empty() ||
+      !rotation_known()) {
+    return 0;
+  }
+  std::int32_t covered = 0;
+  for (std::size_t i = 0; i < active.transfer.blocks.size(); ++i) {
+    const TransferBlock& block = active.transfer.blocks[i];
+    if (block.begin != covered) break;
+    const auto own = std::span(active.prompt)
+                         .subspan(static_cast<std::size_t>(block.begin),
+                                  static_cast<std::size_t>(block.end - block.begin));
+    if (directory_.Find(block.key, own) == nullptr) break;
+    Pinned& pin = active.pins[i];
+    if (pin.serial == 0) pin = {block.key, directory_.Pin(block.key)};
+    covered = block.end;
+  }
+  active.matched_from = computed;
+  const auto most = static_cast<std::int32_t>(active.prompt.size()) - 1;
+  return std::max(0, std::min(covered, most) - computed);
+}
+
+void ConnectorScheduler::Allocated(const std::string& request, std::int32_t external,
+                                   std::vector<std::int32_t> block_table) {
+  const auto found = requests_.find(request);
+  if (found == requests_.end()) return;
+  Active& active = found->second;
+  active.block_table = std::move(block_table);
+  if (external <= 0) return;
+  RequestLoad load{request, active.block_table, {}};
+  const std::int32_t begin = active.matched_from, end = active.matched_from + external;
+  for (const TransferBlock& block : active.transfer.blocks) {
+    const std::int32_t first = std::max(block.begin, begin), last = std::min(block.end, end);
+    if (first < last) load.pieces.push_back({block.key, first - block.begin, last - first, first});
+  }
+  plan_.loads.push_back(std::move(load));
+}
+
+void ConnectorScheduler::Scheduled(const std::string& request, std::int32_t computed,
+                                   std::span<const std::int32_t> new_blocks, bool replace) {
+  const auto found = requests_.find(request);
+  if (found == requests_.end()) return;
+  Active& active = found->second;
+  if (replace) active.block_table.clear();
+  active.block_table.insert(active.block_table.end(), new_blocks.begin(), new_blocks.end());
+  if (active.transfer.operation == TransferOperation::kCapture) Capture(request, active, computed);
+  if (active.transfer.operation == TransferOperation::kProbe && !active.probed &&
+      computed >= static_cast<std::int32_t>(active.prompt.size())) {
+    active.probed = true;
+    plan_.probes.push_back(
+        {request, active.block_table, static_cast<std::int32_t>(active.prompt.size())});
+  }
+}
+
+void ConnectorScheduler::Capture(const std::string& request, Active& active,
+                                 std::int32_t computed) {
+  const std::vector<TransferBlock>& blocks = active.transfer.blocks;
+  for (; active.next_capture < blocks.size() && blocks[active.next_capture].end <= computed;
+       ++active.next_capture) {
+    const TransferBlock& block = blocks[active.next_capture];
+    if (!rotation_known()) {
+      Fall(active, refusal_.empty() ? "rotation_unknown" : "model_unsupported", 1);
+      continue;
+    }
+    DirectoryBlock entry{
+        block.key, active.transfer.scope_tag, active.transfer.epoch,
+        options_.token_bytes * (block.end - block.begin),
+        TokenIds(active.prompt.begin() + block.begin, active.prompt.begin() + block.end)};
+    CaptureItem item{request,         block.key,          0,
+                     entry.scope_tag, entry.epoch,        entry.tokens,
+                     block.saw,       active.block_table, block.begin};
+    auto place = directory_.Reserve(std::move(entry));
+    if (!place.ok()) {
+      if (place.status().code() != StatusCode::kAlreadyExists) {
+        Fall(active,
+             place.status().code() == StatusCode::kResourceExhausted ? "over_budget" : "erased", 1);
+      }
+      continue;
+    }
+    plan_.drop.insert(plan_.drop.end(), place->evict.begin(), place->evict.end());
+    item.serial = place->serial;
+    plan_.captures.push_back(std::move(item));
+  }
+}
+
+std::vector<std::uint8_t> ConnectorScheduler::TakePlan() {
+  if (plan_.empty()) return {};
+  std::vector<std::uint8_t> bytes = SerializeStepPlan(plan_);
+  StepPlan next;
+  next.sequence = plan_.sequence + 1;
+  plan_ = std::move(next);
+  return bytes;
+}
+
+Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
+  INFERSCALE_ASSIGN_OR_RETURN(const WorkerReport report, ParseWorkerReport(bytes));
+  if (report.rank < 0 || report.rank >= options_.ranks) {
+    return DataLoss("a worker's report names rank " + std::to_string(report.rank) + " of " +
+                    std::to_string(options_.ranks));
+  }
+  const auto rank = static_cast<std::size_t>(report.rank);
+  acknowledged_[rank] = std::max(acknowledged_[rank], report.sequence);
+  if (report.rotation_measured) rotation_measured_[rank] = true;
+  if (!report.refusal.empty()) refusal_ = report.refusal;
+  for (const StoredBlock& block : report.stored) {
+    if (directory_.Stored(block.key, block.serial)) ++counters_.captured_blocks;
+  }
+  for (const StoredBlock& block : report.lost) {
+    if (block.serial == 0) ++counters_.load_failures;
+    if (directory_.Lost(block.key, block.serial)) plan_.drop.push_back(block.key);
+  }
+  if (report.rank == 0) {  // every rank injects the same tokens, each its heads
+    for (const InjectedTokens& injected : report.injected) {
+      counters_.injected_tokens += injected.tokens;
+      const auto active = requests_.find(injected.request);
+      if (active != requests_.end()) active->second.outcome.injected_tokens += injected.tokens;
+    }
+  }
+  return OkStatus();
+}
+
+void ConnectorScheduler::Unpin(Active& active) {
+  for (Pinned& pin : active.pins) {
+    if (pin.serial != 0) directory_.Unpin(pin.key, pin.serial);
+    pin.serial = 0;
+  }
+}
+
+TransferOutcome ConnectorScheduler::Finished(const std::string& request) {
+  const auto found = requests_.find(request);
+  if (found == requests_.end()) return {};
+  Unpin(found->second);
+  std::erase_if(plan_.loads, [&](const RequestLoad& load) { return load.request == request; });
+  // Its engine blocks may be another's by the next pass.
+  for (const CaptureItem& item : plan_.captures) {
+    if (item.request == request) directory_.Lost(item.key, item.serial);
+  }
+  std::erase_if(plan_.captures, [&](const CaptureItem& item) { return item.request == request; });
+  std::erase_if(plan_.probes, [&](const ProbeItem& item) { return item.request == request; });
+  TransferOutcome outcome = std::move(found->second.outcome);
+  const TransferRequest& transfer = found->second.transfer;
+  if (transfer.operation == TransferOperation::kInject) {
+    std::int32_t missing = 0;
+    for (const TransferBlock& block : transfer.blocks)
+      missing += directory_.Ready(block.key) ? 0 : 1;
+    if (missing > 0) {
+      const std::string reason = !refusal_.empty()   ? "model_unsupported"
+                                 : !rotation_known() ? "rotation_unknown"
+                                                     : "not_ready";
+      outcome.fallbacks[reason] += missing;
+      counters_.fallbacks[reason] += missing;
+    }
+  }
+  for (const TransferBlock& block : transfer.blocks) {
+    outcome.captured_blocks +=
+        transfer.operation == TransferOperation::kCapture && directory_.Contains(block.key);
+  }
+  requests_.erase(found);
+  return outcome;
+}
+
+void ConnectorScheduler::Drop(std::span<const KvKey> keys) {
+  plan_.drop.insert(plan_.drop.end(), keys.begin(), keys.end());
+}
+
+void ConnectorScheduler::Erase(std::span<const KvKey> keys) {
+  for (const KvKey& key : keys) directory_.Erase(key);
+  // Also what the directory does not know: a rank may hold a file of it.
+  Drop(keys);
+}
+
+void ConnectorScheduler::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
+  directory_.EraseScope(scope_tag, epoch);
+  plan_.erase_scopes.push_back({scope_tag, epoch});
+}
+
+void ConnectorScheduler::Clear() {
+  directory_.Clear();
+  StepPlan cleared;
+  cleared.sequence = plan_.sequence;
+  cleared.clear = true;
+  cleared.erase_scopes = std::move(plan_.erase_scopes);
+  plan_ = std::move(cleared);
+}
+
+std::uint64_t ConnectorScheduler::AcknowledgedPlan() const {
+  return *std::min_element(acknowledged_.begin(), acknowledged_.end());
+}
+
+}  // namespace inferscale

@@ -1,0 +1,124 @@
+#ifndef INFERSCALE_CONNECTOR_SCHEDULER_H_
+#define INFERSCALE_CONNECTOR_SCHEDULER_H_
+
+/// \file scheduler.h
+/// ConnectorScheduler: the scheduler's side of the vLLM connector, without any of vLLM's objects.
+/// It decides which tokens of a request come from stored KV, which runs are captured, what is
+/// evicted. Guarantees: asking for a match again and again changes nothing but pins; every pin goes
+/// with its request; a request that is malformed, unsigned, expired or under another salt gets no
+/// tokens and one reason. Not thread-safe: one engine core calls it.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "connector/step.h"
+#include "connector/transfer_request.h"
+#include "inferscale/kv_block.h"
+#include "inferscale/result.h"
+#include "kv/block_directory.h"
+
+namespace inferscale {
+
+struct ConnectorSchedulerOptions {
+  std::vector<std::uint8_t> secret;  ///< shared with the gateway, at least 16 bytes
+  std::int64_t budget_bytes = 0;     ///< of one rank
+  std::int64_t token_bytes = 0;      ///< of one rank, in the store's codec, rounded up
+  std::int32_t ranks = 1;
+};
+
+/// What became of one request.
+struct TransferOutcome {
+  std::string request;
+  std::int32_t injected_tokens = 0;
+  std::int32_t captured_blocks = 0;
+  std::map<std::string, std::int32_t> fallbacks;  ///< reason -> blocks
+};
+
+struct ConnectorCounters {
+  std::int64_t requests = 0, injected_tokens = 0, captured_blocks = 0, load_failures = 0;
+  std::map<std::string, std::int64_t> fallbacks;
+};
+
+class ConnectorScheduler {
+ public:
+  static Result<std::unique_ptr<ConnectorScheduler>> Create(ConnectorSchedulerOptions options);
+
+  /// A request has arrived. \param transfer_json the object of kv_transfer_params. \return whether
+  /// it is accepted; the reason, if not, is in its outcome.
+  bool Add(const std::string& request, std::string_view transfer_json,
+           std::span<const TokenId> prompt, std::string_view cache_salt, TimeMs now);
+  bool Knows(const std::string& request) const { return requests_.contains(request); }
+
+  /// Tokens after the first `computed` ones that stored KV covers without a gap, at most all but
+  /// the last of the prompt. Pins what it names. 0 for requests it does not know.
+  std::int32_t MatchedTokens(const std::string& request, std::int32_t computed);
+  /// The engine has given the request its blocks and takes `external` tokens of the last match.
+  void Allocated(const std::string& request, std::int32_t external,
+                 std::vector<std::int32_t> block_table);
+  /// A pass of this step computes the request's tokens up to `computed`. \param new_blocks engine
+  /// blocks to append, or the whole table if `replace`.
+  void Scheduled(const std::string& request, std::int32_t computed,
+                 std::span<const std::int32_t> new_blocks, bool replace);
+  /// The step's plan as bytes; empty when there is nothing to do.
+  std::vector<std::uint8_t> TakePlan();
+  /// What the ranks did. A malformed report is an error and changes nothing.
+  Status TakeReport(std::span<const std::uint8_t> report);
+  /// Finished, aborted, or preempted for good: its pins go.
+  TransferOutcome Finished(const std::string& request);
+
+  void Erase(std::span<const KvKey> keys);
+  void EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
+  /// Every block goes: another model, a reset, a sleep.
+  void Clear();
+  bool Ready(const KvKey& key) const { return directory_.Ready(key); }
+  /// The last plan that every rank has carried out.
+  std::uint64_t AcknowledgedPlan() const;
+  std::uint64_t last_plan() const { return plan_.sequence - 1; }
+
+  /// Whether every rank knows its model's rotation; until then nothing is captured or matched.
+  bool rotation_known() const;
+  const std::string& refusal() const { return refusal_; }
+  const ConnectorCounters& counters() const { return counters_; }
+  const BlockDirectory& directory() const { return directory_; }
+
+ private:
+  struct Pinned {
+    KvKey key;
+    std::uint64_t serial = 0;
+  };
+  struct Active {
+    TransferRequest transfer;
+    TokenIds prompt;
+    std::vector<Pinned> pins;  ///< [blocks]; serial 0: not pinned
+    std::vector<std::int32_t> block_table;
+    std::int32_t matched_from = 0;  ///< `computed` of the last match
+    std::size_t next_capture = 0;
+    bool probed = false;
+    TransferOutcome outcome;
+  };
+
+  explicit ConnectorScheduler(ConnectorSchedulerOptions options);
+  void Fall(Active& active, const std::string& reason, std::int32_t blocks);
+  void Capture(const std::string& request, Active& active, std::int32_t computed);
+  void Drop(std::span<const KvKey> keys);
+  void Unpin(Active& active);
+
+  const ConnectorSchedulerOptions options_;
+  BlockDirectory directory_;
+  std::unordered_map<std::string, Active> requests_;
+  StepPlan plan_;  ///< the next one
+  std::vector<std::uint64_t> acknowledged_;
+  std::vector<bool> rotation_measured_;
+  std::string refusal_;
+  ConnectorCounters counters_;
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_CONNECTOR_SCHEDULER_H_

@@ -1,0 +1,346 @@
+#include "connector/worker.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cpu/convert.h"
+
+namespace inferscale {
+namespace {
+
+// A relocated key may differ from the engine's own by the rounding of the cache's type, which is
+// below 1 % of a key for bf16; a wrong base or pairing differs by more than half.
+constexpr double kMostRelocationError = 0.05;
+
+Status KernelError(kernels::KernelStatus status, std::string_view what) {
+  if (status == kernels::KernelStatus::kOk) return OkStatus();
+  return Internal(std::string(what) + ": the kernel refused its arguments (" +
+                  std::to_string(static_cast<int>(status)) + ")");
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ConnectorWorker>> ConnectorWorker::Create(ConnectorWorkerOptions options) {
+  const KvGeometry& geometry = options.geometry;
+  if (geometry.layers < 1 || geometry.kv_heads < 1 || geometry.key_dim < 1 ||
+      geometry.value_dim < 1 || geometry.key_dim > kernels::kMaxHeadDim ||
+      geometry.value_dim > kernels::kMaxHeadDim || options.block_slots < 1 ||
+      options.engine_blocks < 1 || options.max_position < 1) {
+    return InvalidArgument("layers, heads, dims, block size, blocks and length must be positive");
+  }
+  std::unique_ptr<ConnectorWorker> worker(new ConnectorWorker(std::move(options)));
+  worker->report_.rank = worker->options_.rank;
+  KvStoreOptions store;
+  store.folder = worker->options_.folder;
+  store.host_budget_bytes = worker->options_.host_budget_bytes;
+  store.file_budget_bytes = worker->options_.file_budget_bytes;
+  store.fingerprint = worker->options_.fingerprint;
+  INFERSCALE_ASSIGN_OR_RETURN(worker->store_, KvStore::Open(std::move(store)));
+  return worker;
+}
+
+Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
+  INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
+  placed_.clear();
+  probe_positions_.clear();
+  if (plan_.clear) {
+    KvStoreOptions store;
+    store.folder = options_.folder;
+    store.host_budget_bytes = options_.host_budget_bytes;
+    store.file_budget_bytes = options_.file_budget_bytes;
+    store.fingerprint = options_.fingerprint;
+    store_.reset();
+    INFERSCALE_ASSIGN_OR_RETURN(store_, KvStore::Open(std::move(store)));
+  }
+  INFERSCALE_RETURN_IF_ERROR(store_->Erase(plan_.drop));
+  for (const ScopeErasure& erasure : plan_.erase_scopes) {
+    INFERSCALE_RETURN_IF_ERROR(store_->EraseScope(erasure.scope_tag, erasure.epoch));
+  }
+  report_.sequence = plan_.sequence;
+  news_ = true;
+  return OkStatus();
+}
+
+std::int64_t ConnectorWorker::SlotOf(std::span<const std::int32_t> block_table,
+                                     std::int64_t position) const {
+  return std::int64_t{block_table[static_cast<std::size_t>(position / options_.block_slots)]} *
+             options_.block_slots +
+         position % options_.block_slots;
+}
+
+bool ConnectorWorker::TableCovers(std::span<const std::int32_t> block_table, std::int64_t begin,
+                                  std::int64_t end) const {
+  if (begin < 0 || end < begin || end > options_.max_position) return false;
+  const auto blocks =
+      static_cast<std::size_t>((end + options_.block_slots - 1) / options_.block_slots);
+  if (blocks > block_table.size()) return false;
+  return std::all_of(
+      block_table.begin() + begin / options_.block_slots,
+      block_table.begin() + static_cast<std::ptrdiff_t>(blocks),
+      [&](std::int32_t block) { return block >= 0 && block < options_.engine_blocks; });
+}
+
+void ConnectorWorker::FailRange(std::span<const std::int32_t> block_table, std::int64_t begin,
+                                std::int64_t end) {
+  for (std::int64_t block = begin / options_.block_slots; block * options_.block_slots < end;
+       ++block) {
+    if (block < static_cast<std::int64_t>(block_table.size())) {
+      failed_blocks_.push_back(block_table[static_cast<std::size_t>(block)]);
+    }
+  }
+}
+
+std::vector<std::int64_t> ConnectorWorker::LoadSlots() {
+  std::vector<std::int64_t> slots;
+  placed_.clear();
+  for (const RequestLoad& load : plan_.loads) {
+    if (load.pieces.empty()) continue;
+    const std::int64_t end = load.pieces.back().position + load.pieces.back().count;
+    InjectedTokens injected{load.request, 0};
+    for (const LoadPiece& piece : load.pieces) {
+      auto pin = rope_ != nullptr && TableCovers(load.block_table, piece.position,
+                                                 std::int64_t{piece.position} + piece.count)
+                     ? store_->Acquire(piece.key)
+                     : Result<KvStore::Pin>(Internal("not possible"));
+      if (!pin.ok() || piece.first < 0 || piece.count < 1 ||
+          piece.first > (*pin)->tokens() - piece.count) {
+        // What follows a gap was promised too: the engine computes from here on.
+        FailRange(load.block_table, piece.position, end);
+        report_.lost.push_back({piece.key, 0});
+        break;
+      }
+      for (std::int32_t i = 0; i < piece.count; ++i) {
+        slots.push_back(SlotOf(load.block_table, std::int64_t{piece.position} + i));
+      }
+      injected.tokens += piece.count;
+      placed_.push_back({std::move(*pin), piece});
+    }
+    report_.injected.push_back(std::move(injected));
+  }
+  return slots;
+}
+
+kernels::CodecView ConnectorWorker::View() const {
+  const KvGeometry& geometry = options_.geometry;
+  return {options_.codec, geometry.layers, geometry.kv_heads, geometry.key_dim, geometry.value_dim};
+}
+
+kernels::RopeTable ConnectorWorker::Rope() const {
+  const RopeSpec& spec = rope_->spec();
+  return {rope_->cos_sin().data(),
+          spec.layer_group.data(),
+          static_cast<std::int32_t>(spec.groups.size()),
+          rope_->positions(),
+          spec.width,
+          spec.pairing};
+}
+
+Status ConnectorWorker::LayoutOf(const Staging& staging, std::int64_t tokens,
+                                 kernels::PagedLayout& layout, std::vector<void*>& bases) const {
+  if (staging.keys == nullptr || staging.values == nullptr || staging.tokens != tokens) {
+    return InvalidArgument("the staging area holds " + std::to_string(staging.tokens) +
+                           " tokens, the step has " + std::to_string(tokens));
+  }
+  const KvGeometry& geometry = options_.geometry;
+  const auto element = static_cast<std::int64_t>(kernels::cpu::ScalarBytes(staging.type));
+  layout.type = staging.type;
+  layout.slots = tokens;
+  layout.key_dim_stride = layout.value_dim_stride = element;
+  layout.key_head_stride = element * geometry.key_dim;
+  layout.value_head_stride = element * geometry.value_dim;
+  layout.key_slot_stride = layout.key_head_stride * geometry.kv_heads;
+  layout.value_slot_stride = layout.value_head_stride * geometry.kv_heads;
+  const auto layers = static_cast<std::size_t>(geometry.layers);
+  bases.resize(2 * layers);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    const auto offset = static_cast<std::int64_t>(layer) * tokens;
+    bases[layer] = static_cast<std::uint8_t*>(staging.keys) + offset * layout.key_slot_stride;
+    bases[layers + layer] =
+        static_cast<std::uint8_t*>(staging.values) + offset * layout.value_slot_stride;
+  }
+  layout.key_base = bases.data();
+  layout.value_base = bases.data() + layers;
+  return OkStatus();
+}
+
+Status ConnectorWorker::Load(const Staging& staging) {
+  std::vector<kernels::FactDescriptor> facts;
+  std::int32_t slot = 0;
+  for (const PlacedPiece& placed : placed_) {
+    // Inject only reads a payload; the descriptor serves capture as well.
+    auto* payload = const_cast<std::uint8_t*>(placed.pin->payload().data());
+    facts.push_back({payload, placed.pin->tokens(), placed.piece.first, placed.piece.count,
+                     placed.piece.position, slot});
+    slot += placed.piece.count;
+  }
+  if (facts.empty()) return OkStatus();
+  if (rope_ == nullptr) return FailedPrecondition("the model's rotation is not known yet");
+  kernels::PagedLayout layout;
+  std::vector<void*> bases;
+  INFERSCALE_RETURN_IF_ERROR(LayoutOf(staging, slot, layout, bases));
+  const Status status = KernelError(kernels::Inject(View(), Rope(), layout, facts.data(),
+                                                    static_cast<std::int32_t>(facts.size())),
+                                    "injecting");
+  placed_.clear();  // the pins go
+  return status;
+}
+
+void ConnectorWorker::FailLoads() {
+  for (const RequestLoad& load : plan_.loads) {
+    if (load.pieces.empty()) continue;
+    FailRange(load.block_table, load.pieces.front().position,
+              std::int64_t{load.pieces.back().position} + load.pieces.back().count);
+    std::erase_if(report_.injected,
+                  [&](const InjectedTokens& item) { return item.request == load.request; });
+  }
+  placed_.clear();
+}
+
+std::vector<std::int32_t> ConnectorWorker::TakeFailedBlocks() {
+  return std::exchange(failed_blocks_, {});
+}
+
+std::vector<std::int64_t> ConnectorWorker::CaptureSlots() const {
+  std::vector<std::int64_t> slots;
+  for (const CaptureItem& item : plan_.captures) {
+    const auto count = static_cast<std::int64_t>(item.tokens.size());
+    if (!TableCovers(item.block_table, item.position, item.position + count)) continue;
+    for (std::int64_t i = 0; i < count; ++i) {
+      slots.push_back(SlotOf(item.block_table, item.position + i));
+    }
+  }
+  return slots;
+}
+
+Status ConnectorWorker::Capture(const Staging& staging) {
+  std::vector<const CaptureItem*> items;
+  std::vector<std::vector<std::uint8_t>> payloads;
+  std::vector<kernels::FactDescriptor> facts;
+  std::int32_t slot = 0;
+  for (const CaptureItem& item : plan_.captures) {
+    const auto count = static_cast<std::int32_t>(item.tokens.size());
+    if (count == 0 || !TableCovers(item.block_table, item.position, item.position + count)) {
+      report_.lost.push_back({item.key, item.serial});
+      continue;
+    }
+    payloads.emplace_back(kernels::PayloadBytes(View(), count));
+    facts.push_back({payloads.back().data(), count, 0, count, item.position, slot});
+    items.push_back(&item);
+    slot += count;
+  }
+  Status status = rope_ == nullptr && !facts.empty()
+                      ? FailedPrecondition("the model's rotation is not known yet")
+                      : OkStatus();
+  if (status.ok() && !facts.empty()) {
+    kernels::PagedLayout layout;
+    std::vector<void*> bases;
+    status = LayoutOf(staging, slot, layout, bases);
+    if (status.ok()) {
+      status = KernelError(kernels::Capture(View(), Rope(), layout, facts.data(),
+                                            static_cast<std::int32_t>(facts.size())),
+                           "capturing");
+    }
+  }
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const Status stored = status.ok() ? StoreCaptured(*items[i], std::move(payloads[i])) : status;
+    (stored.ok() ? report_.stored : report_.lost).push_back({items[i]->key, items[i]->serial});
+  }
+  plan_.captures.clear();
+  return status;
+}
+
+Status ConnectorWorker::StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload) {
+  KvBlockInfo info;
+  info.key = item.key;
+  info.fingerprint = options_.fingerprint;
+  info.scope_tag = item.scope_tag;
+  info.epoch = item.epoch;
+  info.geometry = options_.geometry;
+  info.codec = options_.codec;
+  info.tokens = item.tokens;
+  info.saw = item.saw;
+  INFERSCALE_ASSIGN_OR_RETURN(auto block, KvBlock::Create(std::move(info), std::move(payload)));
+  return store_->Put(std::move(block));
+}
+
+std::vector<std::int64_t> ConnectorWorker::ProbeSlots() {
+  std::vector<std::int64_t> slots;
+  probe_positions_.clear();
+  if (plan_.probes.empty() || rope_ != nullptr) return slots;
+  const ProbeItem& probe = plan_.probes.front();
+  if (!TableCovers(probe.block_table, 0, probe.tokens)) return slots;
+  // 0, 1, 4, 16, … to measure; then places between them, to check by relocation.
+  for (std::int32_t position = 0; position < probe.tokens;
+       position = position == 0 ? 1 : position * 4) {
+    probe_positions_.push_back(position);
+  }
+  for (const std::int32_t position : {2, 18, 1001}) {
+    if (position < probe.tokens) probe_positions_.push_back(position);
+  }
+  for (const std::int32_t position : probe_positions_) {
+    slots.push_back(SlotOf(probe.block_table, position));
+  }
+  return slots;
+}
+
+Status ConnectorWorker::Probe(const Staging& staging) {
+  const auto count = static_cast<std::int64_t>(probe_positions_.size());
+  kernels::PagedLayout layout;
+  std::vector<void*> bases;
+  INFERSCALE_RETURN_IF_ERROR(LayoutOf(staging, count, layout, bases));
+  const KvGeometry& geometry = options_.geometry;
+  const auto heads = static_cast<std::size_t>(geometry.kv_heads);
+  const auto row = heads * static_cast<std::size_t>(geometry.key_dim);
+  std::vector<RopeProbe> probes(probe_positions_.size());
+  for (std::size_t i = 0; i < probes.size(); ++i) {
+    probes[i].position = probe_positions_[i];
+    probes[i].keys.resize(static_cast<std::size_t>(geometry.layers) * row);
+    for (std::int32_t layer = 0; layer < geometry.layers; ++layer) {
+      const auto* keys = static_cast<const std::uint8_t*>(bases[static_cast<std::size_t>(layer)]) +
+                         static_cast<std::int64_t>(i) * layout.key_slot_stride;
+      kernels::cpu::FromScalars(staging.type, keys,
+                                probes[i].keys.data() + static_cast<std::size_t>(layer) * row, row);
+    }
+  }
+  const auto measured = std::find_if(probes.begin() + 1, probes.end(), [&](const RopeProbe& probe) {
+    return probe.position < (&probe - 1)->position;
+  });
+  const std::span known(probes.begin(), measured);
+  auto spec = MeasureRope(known, geometry.layers, geometry.kv_heads, geometry.key_dim);
+  if (!spec.ok()) {
+    Refuse(spec.status().message());
+    return spec.status();
+  }
+  for (auto probe = measured; probe != probes.end(); ++probe) {
+    const double error =
+        RelocationError(*spec, probes[1].keys, probes[1].position, probe->keys, probe->position,
+                        geometry.layers, geometry.kv_heads, geometry.key_dim);
+    if (error > kMostRelocationError) {
+      Refuse("keys moved from position 1 to " + std::to_string(probe->position) + " differ by " +
+             std::to_string(error) + " from the model's own");
+      return Unsupported(report_.refusal);
+    }
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(rope_, RopeTables::Create(*spec, options_.max_position));
+  report_.rotation_measured = true;
+  news_ = true;
+  return OkStatus();
+}
+
+void ConnectorWorker::Refuse(std::string reason) {
+  report_.refusal = std::move(reason);
+  rope_ = nullptr;
+  news_ = true;
+}
+
+std::vector<std::uint8_t> ConnectorWorker::TakeReport() {
+  if (!news_) return {};
+  news_ = false;
+  std::vector<std::uint8_t> bytes = SerializeWorkerReport(report_);
+  report_.stored.clear();
+  report_.lost.clear();
+  report_.injected.clear();
+  return bytes;
+}
+
+}  // namespace inferscale

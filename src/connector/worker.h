@@ -1,0 +1,114 @@
+#ifndef INFERSCALE_CONNECTOR_WORKER_H_
+#define INFERSCALE_CONNECTOR_WORKER_H_
+
+/// \file worker.h
+/// ConnectorWorker: one rank's side of the vLLM connector. It keeps the rank's shard of every KV
+/// block, and moves KV between blocks and a staging area: keys and values of a step's tokens, laid
+/// out [layers][tokens][heads][dim], which the caller copies to or from the engine's cache. It
+/// obeys the scheduler's plans and reports. Guarantees: a range whose block is missing is reported
+/// as failed and never written in part; no key is moved before the model's rotation is known. Not
+/// thread-safe: the worker's own thread calls it.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "connector/step.h"
+#include "inferscale/kv_block.h"
+#include "inferscale/kv_store.h"
+#include "inferscale/result.h"
+#include "inferscale/rope.h"
+#include "kernels/kernels.h"
+
+namespace inferscale {
+
+struct ConnectorWorkerOptions {
+  KvGeometry geometry;  ///< of this rank
+  KvCodec codec = KvCodec::kF16;
+  Fingerprint fingerprint{};
+  std::string folder;  ///< empty: memory alone
+  std::int64_t host_budget_bytes = 0;
+  std::int64_t file_budget_bytes = 0;
+  std::int32_t block_slots = 0;  ///< tokens an engine block
+  std::int64_t engine_blocks = 0;
+  std::int32_t max_position = 0;  ///< longest sequence of the engine
+  std::int32_t rank = 0;
+};
+
+/// Contiguous keys and values, [layers][tokens][heads][dim] each.
+struct Staging {
+  kernels::ScalarType type = kernels::ScalarType::kF32;
+  void* keys = nullptr;
+  void* values = nullptr;
+  std::int64_t tokens = 0;
+};
+
+class ConnectorWorker {
+ public:
+  static Result<std::unique_ptr<ConnectorWorker>> Create(ConnectorWorkerOptions options);
+
+  /// Takes a plan: erasures and evictions are carried out at once. \return kDataLoss for a bad one.
+  Status Begin(std::span<const std::uint8_t> plan);
+
+  /// Engine slots (block · block_slots + offset) of the tokens to load, in staging order. Ranges
+  /// whose blocks are missing are left out and reported.
+  std::vector<std::int64_t> LoadSlots();
+  /// Decodes and rotates the tokens of LoadSlots() into the staging area.
+  Status Load(const Staging& staging);
+  /// Engine blocks that were to be loaded and were not, since the last call.
+  std::vector<std::int32_t> TakeFailedBlocks();
+  /// The loads of this plan were not written after all: all their blocks fail.
+  void FailLoads();
+
+  /// Engine slots of the tokens to capture, in staging order.
+  std::vector<std::int64_t> CaptureSlots() const;
+  /// Un-rotates, encodes and stores the tokens of CaptureSlots().
+  Status Capture(const Staging& staging);
+
+  /// Engine slots of the probe's tokens at the positions that a measurement needs; empty: no probe.
+  std::vector<std::int64_t> ProbeSlots();
+  /// Measures the rotation from them, and checks it by relocation. A model whose keys are no
+  /// rotation is refused for good.
+  Status Probe(const Staging& staging);
+
+  /// The account since the last call; empty bytes when there is nothing to say.
+  std::vector<std::uint8_t> TakeReport();
+  /// Nothing is injected or captured any more, and the reason is reported.
+  void Refuse(std::string reason);
+
+  KvStoreStats StoreStats() const { return store_->Stats(); }
+  bool rotation_known() const { return rope_ != nullptr; }
+
+ private:
+  struct PlacedPiece {
+    KvStore::Pin pin;
+    LoadPiece piece;
+  };
+
+  explicit ConnectorWorker(ConnectorWorkerOptions options) : options_(std::move(options)) {}
+  kernels::CodecView View() const;
+  kernels::RopeTable Rope() const;
+  Status LayoutOf(const Staging& staging, std::int64_t tokens, kernels::PagedLayout& layout,
+                  std::vector<void*>& bases) const;
+  std::int64_t SlotOf(std::span<const std::int32_t> block_table, std::int64_t position) const;
+  bool TableCovers(std::span<const std::int32_t> block_table, std::int64_t begin,
+                   std::int64_t end) const;
+  void FailRange(std::span<const std::int32_t> block_table, std::int64_t begin, std::int64_t end);
+  Status StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload);
+
+  const ConnectorWorkerOptions options_;
+  std::unique_ptr<KvStore> store_;
+  std::shared_ptr<const RopeTables> rope_;
+  StepPlan plan_;
+  std::vector<PlacedPiece> placed_;  ///< pieces to load, in staging order
+  std::vector<std::int32_t> probe_positions_;
+  std::vector<std::int32_t> failed_blocks_;
+  WorkerReport report_;
+  bool news_ = false;
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_CONNECTOR_WORKER_H_

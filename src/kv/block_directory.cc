@@ -1,0 +1,120 @@
+#include "kv/block_directory.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace inferscale {
+
+Result<BlockDirectory::Reservation> BlockDirectory::Reserve(DirectoryBlock block) {
+  const auto fence = fences_.find(block.scope_tag);
+  if (fence != fences_.end() && block.epoch < fence->second) {
+    return FailedPrecondition("the block's scope has been erased since it was asked for");
+  }
+  if (entries_.contains(block.key)) return AlreadyExists("the block is stored or under way");
+
+  Reservation reservation;
+  std::vector<KvKey>& victims = reservation.evict;
+  std::int64_t freed = 0;
+  for (auto key = recency_.rbegin();
+       bytes_ - freed + block.bytes > budget_bytes_ && key != recency_.rend(); ++key) {
+    const Entry& entry = entries_.find(*key)->second;
+    // What is still being stored stays: its ranks would store it after they were told to drop it.
+    if (entry.pins > 0 || entry.stored_ranks < ranks_) continue;
+    victims.push_back(*key);
+    freed += entry.block.bytes;
+  }
+  if (bytes_ - freed + block.bytes > budget_bytes_) {
+    return ResourceExhausted("the block of " + std::to_string(block.bytes) +
+                             " bytes does not fit beside what is in use in the budget of " +
+                             std::to_string(budget_bytes_) + " bytes a rank");
+  }
+  for (const KvKey& victim : victims) Remove(entries_.find(victim));
+  evictions_ += static_cast<std::int64_t>(victims.size());
+
+  bytes_ += block.bytes;
+  recency_.push_front(block.key);
+  const KvKey key = block.key;
+  reservation.serial = ++last_serial_;
+  entries_.emplace(key, Entry{std::move(block), reservation.serial, 0, 0, recency_.begin()});
+  return reservation;
+}
+
+bool BlockDirectory::Stored(const KvKey& key, std::uint64_t serial) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || entry->second.serial != serial) return false;
+  if (entry->second.stored_ranks < ranks_) ++entry->second.stored_ranks;
+  return entry->second.stored_ranks == ranks_;
+}
+
+bool BlockDirectory::Lost(const KvKey& key, std::uint64_t serial) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || (serial != 0 && entry->second.serial != serial)) return false;
+  Remove(entry);
+  return true;
+}
+
+const DirectoryBlock* BlockDirectory::Find(const KvKey& key, std::span<const TokenId> tokens) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || entry->second.stored_ranks < ranks_ ||
+      !std::equal(tokens.begin(), tokens.end(), entry->second.block.tokens.begin(),
+                  entry->second.block.tokens.end())) {
+    return nullptr;
+  }
+  recency_.splice(recency_.begin(), recency_, entry->second.place);
+  return &entry->second.block;
+}
+
+bool BlockDirectory::Ready(const KvKey& key) const {
+  const auto entry = entries_.find(key);
+  return entry != entries_.end() && entry->second.stored_ranks == ranks_;
+}
+
+std::uint64_t BlockDirectory::Pin(const KvKey& key) {
+  if (!Ready(key)) return 0;
+  Entry& entry = entries_.find(key)->second;
+  ++entry.pins;
+  ++pins_;
+  return entry.serial;
+}
+
+void BlockDirectory::Unpin(const KvKey& key, std::uint64_t serial) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || entry->second.serial != serial || entry->second.pins == 0) return;
+  --entry->second.pins;
+  --pins_;
+}
+
+void BlockDirectory::Remove(Entries::iterator place) {
+  bytes_ -= place->second.block.bytes;
+  pins_ -= place->second.pins;
+  recency_.erase(place->second.place);
+  entries_.erase(place);
+}
+
+bool BlockDirectory::Erase(const KvKey& key) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end()) return false;
+  Remove(entry);
+  return true;
+}
+
+std::vector<KvKey> BlockDirectory::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
+  std::uint64_t& fence = fences_[scope_tag];
+  fence = std::max(fence, epoch);
+  std::vector<KvKey> keys;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.block.scope_tag == scope_tag) keys.push_back(key);
+  }
+  for (const KvKey& key : keys) Erase(key);
+  return keys;
+}
+
+void BlockDirectory::Clear() {
+  entries_.clear();
+  recency_.clear();
+  bytes_ = 0;
+  pins_ = 0;
+}
+
+}  // namespace inferscale

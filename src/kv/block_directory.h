@@ -1,0 +1,100 @@
+#ifndef INFERSCALE_KV_BLOCK_DIRECTORY_H_
+#define INFERSCALE_KV_BLOCK_DIRECTORY_H_
+
+/// \file block_directory.h
+/// BlockDirectory: which KV blocks exist on the ranks of an engine, without their bytes. It alone
+/// decides what is stored and what is evicted; ranks obey and report. Guarantees: a block is ready
+/// only when every rank has reported it; a pinned block is never evicted; a fenced scope takes no
+/// block of an earlier epoch; bytes of all entries are within the budget, pinned ones apart. Does
+/// no I/O. Not thread-safe.
+
+#include <cstdint>
+#include <list>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "inferscale/result.h"
+#include "inferscale/types.h"
+
+namespace inferscale {
+
+/// What the directory keeps of a block.
+struct DirectoryBlock {
+  KvKey key;
+  std::uint64_t scope_tag = 0;
+  std::uint64_t epoch = 0;
+  std::int64_t bytes = 0;  ///< of one rank
+  TokenIds tokens;
+};
+
+class BlockDirectory {
+ public:
+  /// \param budget_bytes of one rank. \param ranks at least 1.
+  BlockDirectory(std::int64_t budget_bytes, std::int32_t ranks)
+      : budget_bytes_(budget_bytes), ranks_(ranks) {}
+
+  /// A place for a block that the ranks are about to store, and what they drop before.
+  struct Reservation {
+    std::uint64_t serial = 0;  ///< of this storing; never used twice, never 0
+    std::vector<KvKey> evict;
+  };
+  /// kAlreadyExists if it is here or under way, kFailedPrecondition if its scope is fenced,
+  /// kResourceExhausted if it does not fit beside what is pinned.
+  Result<Reservation> Reserve(DirectoryBlock block);
+  /// One rank has stored what was reserved; nothing happens if it has been erased since. \return
+  /// whether the block is ready now.
+  bool Stored(const KvKey& key, std::uint64_t serial);
+  /// A rank could not store it, or has lost it (serial 0: whichever it was): it is gone from the
+  /// directory. \return whether it was here, so that the other ranks are told to drop it.
+  bool Lost(const KvKey& key, std::uint64_t serial = 0);
+
+  /// A ready block whose tokens are these, made the most recently used; else nullptr. The pointer
+  /// is valid until the next call that is not const.
+  const DirectoryBlock* Find(const KvKey& key, std::span<const TokenId> tokens);
+  bool Ready(const KvKey& key) const;
+  bool Contains(const KvKey& key) const { return entries_.contains(key); }
+
+  /// Adds a pin to a ready block. \return the serial to give back; 0 when it is not ready.
+  std::uint64_t Pin(const KvKey& key);
+  /// Takes back one pin; harmless when the block has been erased, or stored anew, since.
+  void Unpin(const KvKey& key, std::uint64_t serial);
+
+  /// Removes a block at once, pinned or not. \return whether it was here.
+  bool Erase(const KvKey& key);
+  /// Removes a scope's blocks and refuses later ones below `epoch`. \return the removed keys.
+  std::vector<KvKey> EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
+  /// Forgets every block. Fences stay.
+  void Clear();
+
+  std::int64_t blocks() const { return static_cast<std::int64_t>(entries_.size()); }
+  std::int64_t bytes() const { return bytes_; }
+  std::int64_t pins() const { return pins_; }
+  std::int64_t evictions() const { return evictions_; }
+
+ private:
+  struct Entry {
+    DirectoryBlock block;
+    std::uint64_t serial = 0;
+    std::int32_t stored_ranks = 0;
+    std::int64_t pins = 0;
+    std::list<KvKey>::iterator place;  ///< in recency_
+  };
+  using Entries = std::unordered_map<KvKey, Entry>;
+
+  void Remove(Entries::iterator place);
+
+  const std::int64_t budget_bytes_;
+  const std::int32_t ranks_;
+  Entries entries_;
+  std::list<KvKey> recency_;  ///< most recently used first
+  std::unordered_map<std::uint64_t, std::uint64_t> fences_;
+  std::uint64_t last_serial_ = 0;
+  std::int64_t bytes_ = 0;
+  std::int64_t pins_ = 0;
+  std::int64_t evictions_ = 0;
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_KV_BLOCK_DIRECTORY_H_

@@ -1,0 +1,492 @@
+// The scheduler's and the workers' side together, on an engine whose keys are known by formula.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "connector/scheduler.h"
+#include "connector/worker.h"
+#include "support/kv_blocks.h"
+
+namespace inferscale::test {
+namespace {
+
+constexpr std::int32_t kLayers = 3, kHeads = 4, kDim = 16, kBlockSlots = 16, kBlocks = 200;
+const std::string kSecret = "a secret of enough bytes";
+
+KvKey KeyOf(std::uint8_t number) {
+  KvKey key;
+  key.bytes.fill(number);
+  return key;
+}
+
+/// A paged cache whose keys are R(position) of a key that depends on the token alone.
+class FakeEngine {
+ public:
+  FakeEngine(std::int32_t first_head, std::int32_t heads) : first_head_(first_head), heads_(heads) {
+    const std::size_t elements = std::size_t{kLayers} * kBlocks * kBlockSlots * Row();
+    keys_.assign(elements, 0);
+    values_.assign(elements, 0);
+    for (int i = 0; i < kDim / 2; ++i) frequency_.push_back(std::pow(1e4, -2.0 * i / kDim));
+  }
+
+  std::size_t Row() const { return static_cast<std::size_t>(heads_) * kDim; }
+
+  std::vector<float> Key(TokenId token, std::int32_t layer, std::int32_t position) const {
+    std::vector<float> row(Row());
+    for (std::size_t e = 0; e < row.size(); ++e) row[e] = Raw(token, layer, e);
+    for (std::size_t head = 0; head < static_cast<std::size_t>(heads_); ++head) {
+      for (std::size_t i = 0; i < kDim / 2; ++i) {
+        float& x = row[head * kDim + i];
+        float& y = row[head * kDim + i + kDim / 2];
+        const double angle = position * frequency_[i];
+        const double c = std::cos(angle), s = std::sin(angle), x0 = x, y0 = y;
+        x = static_cast<float>(x0 * c - y0 * s);
+        y = static_cast<float>(x0 * s + y0 * c);
+      }
+    }
+    return row;
+  }
+
+  void Compute(const TokenIds& prompt, const std::vector<std::int32_t>& table, std::int32_t begin,
+               std::int32_t end) {
+    for (std::int32_t position = begin; position < end; ++position) {
+      const std::int64_t slot = SlotOf(table, position);
+      for (std::int32_t layer = 0; layer < kLayers; ++layer) {
+        const auto token = prompt[static_cast<std::size_t>(position)];
+        const std::vector<float> key = Key(token, layer, position);
+        std::copy(key.begin(), key.end(), At(keys_, layer, slot));
+        for (std::size_t e = 0; e < Row(); ++e)
+          At(values_, layer, slot)[e] = Raw(token, layer, e + 99);
+      }
+    }
+  }
+
+  /// The largest difference from what Compute would have written.
+  float Difference(const TokenIds& prompt, const std::vector<std::int32_t>& table,
+                   std::int32_t begin, std::int32_t end) {
+    float most = 0;
+    for (std::int32_t position = begin; position < end; ++position) {
+      const std::int64_t slot = SlotOf(table, position);
+      for (std::int32_t layer = 0; layer < kLayers; ++layer) {
+        const auto token = prompt[static_cast<std::size_t>(position)];
+        const std::vector<float> key = Key(token, layer, position);
+        for (std::size_t e = 0; e < Row(); ++e) {
+          most = std::max({most, std::abs(At(keys_, layer, slot)[e] - key[e]),
+                           std::abs(At(values_, layer, slot)[e] - Raw(token, layer, e + 99))});
+        }
+      }
+    }
+    return most;
+  }
+
+  static std::int64_t SlotOf(const std::vector<std::int32_t>& table, std::int32_t position) {
+    return std::int64_t{table.at(static_cast<std::size_t>(position / kBlockSlots))} * kBlockSlots +
+           position % kBlockSlots;
+  }
+
+  /// One step of a worker's hooks. \param compute the pass.
+  template <typename Compute>
+  void Step(ConnectorWorker& worker, std::span<const std::uint8_t> plan, Compute compute) {
+    if (!plan.empty()) {
+      ASSERT_TRUE(worker.Begin(plan).ok());
+      const auto slots = worker.LoadSlots();
+      std::vector<float> keys, values;
+      Staging staging = Stage(slots, keys, values);
+      ASSERT_TRUE(worker.Load(staging).ok());
+      Move(slots, keys, values, /*to_cache=*/true);
+    }
+    compute();
+    if (plan.empty()) return;
+    for (const bool probe : {true, false}) {
+      const auto slots = probe ? worker.ProbeSlots() : worker.CaptureSlots();
+      if (slots.empty() && probe) continue;
+      std::vector<float> keys, values;
+      const Staging staging = Stage(slots, keys, values);
+      Move(slots, keys, values, /*to_cache=*/false);
+      ASSERT_TRUE((probe ? worker.Probe(staging) : worker.Capture(staging)).ok());
+    }
+  }
+
+ private:
+  static float Raw(TokenId token, std::int32_t layer, std::size_t element) {
+    return std::sin(0.37F * static_cast<float>(token) + 1.7F * static_cast<float>(layer) +
+                    0.91F * static_cast<float>(element));
+  }
+  float* At(std::vector<float>& cache, std::int32_t layer, std::int64_t slot) {
+    return cache.data() + (static_cast<std::size_t>(layer) * kBlocks * kBlockSlots +
+                           static_cast<std::size_t>(slot)) *
+                              Row();
+  }
+  Staging Stage(const std::vector<std::int64_t>& slots, std::vector<float>& keys,
+                std::vector<float>& values) const {
+    keys.assign(kLayers * slots.size() * Row(), 0);
+    values.assign(keys.size(), 0);
+    // An empty vector has no address, and the worker wants one.
+    keys.reserve(1);
+    values.reserve(1);
+    return {kernels::ScalarType::kF32, keys.data(), values.data(),
+            static_cast<std::int64_t>(slots.size())};
+  }
+  void Move(const std::vector<std::int64_t>& slots, std::vector<float>& keys,
+            std::vector<float>& values, bool to_cache) {
+    for (std::int32_t layer = 0; layer < kLayers; ++layer) {
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        const std::size_t place = (static_cast<std::size_t>(layer) * slots.size() + i) * Row();
+        for (auto [cache, staged] : {std::pair(&keys_, &keys), std::pair(&values_, &values)}) {
+          float* cell = At(*cache, layer, slots[i]);
+          if (to_cache) {
+            std::copy_n(staged->data() + place, Row(), cell);
+          } else {
+            std::copy_n(cell, Row(), staged->data() + place);
+          }
+        }
+      }
+    }
+  }
+
+  const std::int32_t first_head_, heads_;
+  std::vector<double> frequency_;
+  std::vector<float> keys_, values_;
+};
+
+class ConnectorTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override { Start(GetParam(), std::int64_t{1} << 24); }
+
+  void Start(int ranks, std::int64_t budget_bytes) {
+    ConnectorSchedulerOptions options;
+    options.secret.assign(kSecret.begin(), kSecret.end());
+    options.budget_bytes = budget_bytes;
+    options.token_bytes = 2 * kLayers * kHeads * kDim * 4 / ranks;
+    options.ranks = ranks;
+    auto scheduler = ConnectorScheduler::Create(std::move(options));
+    ASSERT_TRUE(scheduler.ok());
+    scheduler_ = std::move(*scheduler);
+    workers_.clear();
+    engines_.clear();
+    for (int rank = 0; rank < ranks; ++rank) {
+      ConnectorWorkerOptions worker;
+      worker.geometry = {kLayers, kHeads / ranks, kDim, kDim};
+      worker.codec = KvCodec::kF32;
+      worker.fingerprint = TestFingerprint(1);
+      worker.folder = folder_.path() / std::to_string(rank);
+      worker.host_budget_bytes = 1 << 24;
+      worker.file_budget_bytes = 1 << 24;
+      worker.block_slots = kBlockSlots;
+      worker.engine_blocks = kBlocks;
+      worker.max_position = 2048;
+      worker.rank = rank;
+      auto made = ConnectorWorker::Create(std::move(worker));
+      ASSERT_TRUE(made.ok()) << made.status().ToString();
+      workers_.push_back(std::move(*made));
+      engines_.push_back(std::make_unique<FakeEngine>(rank * kHeads / ranks, kHeads / ranks));
+    }
+  }
+
+  std::string Sign(TransferOperation operation, const TokenIds& prompt,
+                   std::vector<TransferBlock> blocks, std::uint64_t epoch = 1) {
+    TransferRequest request;
+    request.operation = operation;
+    request.scope_tag = 7;
+    request.epoch = epoch;
+    request.salt = "salt";
+    request.expires_ms = 10;
+    request.blocks = std::move(blocks);
+    request.mac = TransferMac(request, prompt, AsBytes(kSecret));
+    return SerializeTransferRequest(request);
+  }
+
+  std::vector<std::int32_t> Table(std::size_t tokens) {
+    std::vector<std::int32_t> table((tokens + kBlockSlots - 1) / kBlockSlots);
+    for (std::int32_t& block : table) block = 1 + (next_block_++ * 37) % (kBlocks - 1);
+    return table;
+  }
+
+  /// A whole request in chunks of `chunk` computed tokens. \return its outcome.
+  TransferOutcome Run(const std::string& name, TransferOperation operation, const TokenIds& prompt,
+                      const std::vector<TransferBlock>& blocks, std::int32_t local_hit = 0,
+                      std::int32_t chunk = 1 << 20, std::uint64_t epoch = 1) {
+    const std::string transfer = Sign(operation, prompt, blocks, epoch);
+    scheduler_->Add(name, transfer, prompt, "salt", 5);
+    external_ = scheduler_->MatchedTokens(name, local_hit);
+    EXPECT_EQ(scheduler_->MatchedTokens(name, local_hit), external_);  // idempotent
+    table_ = Table(prompt.size());
+    for (auto& engine : engines_) engine->Compute(prompt, table_, 0, local_hit);
+    scheduler_->Allocated(name, external_, table_);
+    std::int32_t computed = local_hit + external_;
+    failed_.clear();
+    while (computed < static_cast<std::int32_t>(prompt.size())) {
+      const std::int32_t end =
+          std::min<std::int32_t>(computed + chunk, static_cast<std::int32_t>(prompt.size()));
+      scheduler_->Scheduled(name, end, table_, true);
+      const auto plan = scheduler_->TakePlan();
+      for (std::size_t rank = 0; rank < workers_.size(); ++rank) {
+        engines_[rank]->Step(*workers_[rank], plan,
+                             [&] { engines_[rank]->Compute(prompt, table_, computed, end); });
+        for (const std::int32_t block : workers_[rank]->TakeFailedBlocks())
+          failed_.push_back(block);
+        const auto report = workers_[rank]->TakeReport();
+        if (!report.empty()) {
+          EXPECT_TRUE(scheduler_->TakeReport(report).ok());
+        }
+      }
+      computed = end;
+    }
+    return scheduler_->Finished(name);
+  }
+
+  void Probe() {
+    Run("probe", TransferOperation::kProbe, TokenIds(1100, 5), {});
+    ASSERT_TRUE(scheduler_->rotation_known()) << scheduler_->refusal();
+  }
+
+  float Difference(const TokenIds& prompt, std::int32_t begin, std::int32_t end) {
+    float most = 0;
+    for (auto& engine : engines_) {
+      most = std::max(most, engine->Difference(prompt, table_, begin, end));
+    }
+    return most;
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<ConnectorScheduler> scheduler_;
+  std::vector<std::unique_ptr<ConnectorWorker>> workers_;
+  std::vector<std::unique_ptr<FakeEngine>> engines_;
+  std::vector<std::int32_t> table_, failed_;
+  std::int32_t external_ = 0, next_block_ = 0;
+};
+
+TokenIds Numbers(std::int32_t count, TokenId first) {
+  TokenIds ids(static_cast<std::size_t>(count));
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
+}
+
+TokenIds Join(std::initializer_list<TokenIds> parts) {
+  TokenIds all;
+  for (const TokenIds& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+TEST_P(ConnectorTest, NothingIsCapturedOrMatchedBeforeTheRotationIsKnown) {
+  const TokenIds prompt = Numbers(40, 1);
+  const TransferOutcome outcome =
+      Run("a", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 20, {}}});
+  EXPECT_EQ(outcome.captured_blocks, 0);
+  EXPECT_EQ(outcome.fallbacks.at("rotation_unknown"), 1);
+}
+
+TEST_P(ConnectorTest, FactsAreMovedToNewPositionsAcrossBlockBorders) {
+  Probe();
+  for (const std::int32_t length : {1, 15, 16, 17, 31, 33, 100, 188}) {
+    const TokenIds prefix = Numbers(9, 1000), first = Numbers(length, 10 * length),
+                   second = Numbers(21, 5000 + length), tail = Numbers(6, 900);
+    const auto a = static_cast<std::uint8_t>(length), b = static_cast<std::uint8_t>(length + 100);
+    // Encoded apart, behind a primer, in chunks.
+    const auto captured =
+        Run("c", TransferOperation::kCapture, Join({Numbers(37, 1), first, second}),
+            {{KeyOf(a), 37, 37 + length, {}}, {KeyOf(b), 37 + length, 58 + length, {}}}, 0, 13);
+    EXPECT_EQ(captured.captured_blocks, 2);
+    Run("p", TransferOperation::kCapture, prefix, {{KeyOf(250), 0, 9, {}}});
+    // Served the other way round, behind the prefix.
+    const TokenIds prompt = Join({prefix, second, first, tail});
+    const std::int32_t ready = 9 + 21 + length;
+    const auto served =
+        Run("s", TransferOperation::kInject, prompt,
+            {{KeyOf(250), 0, 9, {}}, {KeyOf(b), 9, 30, {}}, {KeyOf(a), 30, ready, {}}});
+    EXPECT_EQ(external_, ready);
+    EXPECT_EQ(served.injected_tokens, ready);
+    EXPECT_TRUE(served.fallbacks.empty());
+    EXPECT_LT(Difference(prompt, 0, static_cast<std::int32_t>(prompt.size())), 2e-4F) << length;
+    EXPECT_EQ(scheduler_->directory().pins(), 0);
+  }
+}
+
+TEST_P(ConnectorTest, InjectsBehindALocalHitInTheMiddleOfABlock) {
+  Probe();
+  const TokenIds prompt = Numbers(90, 1);
+  Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 40, {}}, {KeyOf(2), 40, 80, {}}});
+  const auto served = Run("s", TransferOperation::kInject, prompt,
+                          {{KeyOf(1), 0, 40, {}}, {KeyOf(2), 40, 80, {}}}, 48);
+  EXPECT_EQ(external_, 32);
+  EXPECT_EQ(served.injected_tokens, 32);
+  EXPECT_LT(Difference(prompt, 0, 90), 2e-4F);
+  // All of it in the engine's own cache already.
+  Run("t", TransferOperation::kInject, prompt, {{KeyOf(1), 0, 40, {}}}, 80);
+  EXPECT_EQ(external_, 0);
+}
+
+TEST_P(ConnectorTest, AWholePromptLeavesItsLastTokenToTheEngine) {
+  Probe();
+  const TokenIds prompt = Numbers(32, 1);
+  Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 32, {}}});
+  Run("s", TransferOperation::kInject, prompt, {{KeyOf(1), 0, 32, {}}});
+  EXPECT_EQ(external_, 31);
+  EXPECT_LT(Difference(prompt, 0, 32), 2e-4F);
+}
+
+TEST_P(ConnectorTest, MatchesUpToTheFirstMissingOrForeignBlock) {
+  Probe();
+  const TokenIds prompt = Numbers(70, 1);
+  Run("c", TransferOperation::kCapture, prompt,
+      {{KeyOf(1), 0, 20, {}}, {KeyOf(2), 20, 40, {}}, {KeyOf(3), 40, 60, {}}});
+  const std::vector<TransferBlock> all = {
+      {KeyOf(1), 0, 20, {}}, {KeyOf(9), 20, 40, {}}, {KeyOf(3), 40, 60, {}}};
+  const auto outcome = Run("m", TransferOperation::kInject, prompt, all);
+  EXPECT_EQ(external_, 20);
+  EXPECT_EQ(outcome.fallbacks.at("not_ready"), 1);
+  // The same key for other tokens is a miss, as is a hole.
+  Run("k", TransferOperation::kInject, prompt, {{KeyOf(2), 0, 20, {}}});
+  EXPECT_EQ(external_, 0);
+  Run("h", TransferOperation::kInject, prompt, {{KeyOf(2), 20, 40, {}}});
+  EXPECT_EQ(external_, 0);
+  EXPECT_EQ(scheduler_->directory().pins(), 0);
+}
+
+TEST_P(ConnectorTest, ABlockLostBetweenLookupAndLoadIsReportedAndComputed) {
+  Probe();
+  const TokenIds prompt = Numbers(70, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 20, {}}, {KeyOf(2), 20, 60, {}}};
+  Run("c", TransferOperation::kCapture, prompt, all);
+  // One rank's copy vanishes behind the directory's back.
+  StepPlan loss;
+  loss.sequence = 1;
+  loss.drop = {KeyOf(2)};
+  ASSERT_TRUE(workers_.back()->Begin(SerializeStepPlan(loss)).ok());
+  Run("s", TransferOperation::kInject, prompt, all);
+  EXPECT_EQ(external_, 60);
+  // From the block with token 20 on, whole blocks.
+  EXPECT_EQ(failed_, (std::vector<std::int32_t>(table_.begin() + 1, table_.begin() + 4)));
+  EXPECT_FALSE(scheduler_->Ready(KeyOf(2)));
+  EXPECT_EQ(scheduler_->counters().load_failures, 1);
+  Run("t", TransferOperation::kInject, prompt, all);
+  EXPECT_EQ(external_, 20);
+}
+
+TEST_P(ConnectorTest, AnErasedScopeIsGoneFromEveryRankAndStaysFenced) {
+  Probe();
+  const TokenIds prompt = Numbers(40, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 30, {}}};
+  Run("c", TransferOperation::kCapture, prompt, all);
+  scheduler_->EraseScope(7, 2);
+  EXPECT_FALSE(scheduler_->Ready(KeyOf(1)));
+  const auto late = Run("late", TransferOperation::kCapture, prompt, all, 0, 1 << 20, 1);
+  EXPECT_EQ(late.fallbacks.at("erased"), 1);
+  EXPECT_EQ(scheduler_->AcknowledgedPlan(), scheduler_->last_plan());
+  for (const auto& worker : workers_) EXPECT_EQ(worker->StoreStats().file_blocks, 0);
+  EXPECT_EQ(Run("new", TransferOperation::kCapture, prompt, all, 0, 1 << 20, 2).captured_blocks, 1);
+}
+
+TEST_P(ConnectorTest, EvictsUnderItsBudgetAndRefusesWhatDoesNotFit) {
+  const std::int64_t token = 2 * kLayers * kHeads * kDim * 4 / GetParam();
+  Start(GetParam(), 50 * token);
+  Probe();
+  const TokenIds prompt = Numbers(100, 1);
+  Run("a", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 20, {}}, {KeyOf(2), 20, 40, {}}});
+  Run("b", TransferOperation::kCapture, prompt, {{KeyOf(3), 40, 60, {}}});
+  EXPECT_EQ(scheduler_->directory().evictions(), 1);
+  EXPECT_FALSE(scheduler_->Ready(KeyOf(1)));
+  EXPECT_TRUE(scheduler_->Ready(KeyOf(2)));
+  const auto large = Run("c", TransferOperation::kCapture, prompt, {{KeyOf(4), 0, 60, {}}});
+  EXPECT_EQ(large.fallbacks.at("over_budget"), 1);
+}
+
+TEST_P(ConnectorTest, UnsignedRequestsAreServedAsText) {
+  Probe();
+  const TokenIds prompt = Numbers(40, 1);
+  Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
+  const std::string transfer = Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
+  EXPECT_FALSE(scheduler_->Add("salt", transfer, prompt, "another", 5));
+  EXPECT_FALSE(scheduler_->Add("time", transfer, prompt, "salt", 11));
+  EXPECT_FALSE(scheduler_->Add("ids", transfer, Numbers(40, 2), "salt", 5));
+  EXPECT_FALSE(scheduler_->Add("text", "{}", prompt, "salt", 5));
+  for (const std::string name : {"salt", "time", "ids", "text"}) {
+    EXPECT_EQ(scheduler_->MatchedTokens(name, 0), 0);
+    EXPECT_EQ(
+        scheduler_->Finished(name).fallbacks.at(name == "text" ? "malformed" : "unauthorised"), 1);
+  }
+}
+
+TEST_P(ConnectorTest, AnAbortedRequestLeavesNoPinNoLoadAndNoReservation) {
+  Probe();
+  const TokenIds prompt = Numbers(60, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 30, {}}};
+  Run("c", TransferOperation::kCapture, prompt, all);
+  for (int i = 0; i < 50; ++i) {
+    const std::string name = "abort " + std::to_string(i);
+    ASSERT_TRUE(
+        scheduler_->Add(name, Sign(TransferOperation::kInject, prompt, all), prompt, "salt", 5));
+    ASSERT_EQ(scheduler_->MatchedTokens(name, 0), 30);
+    EXPECT_EQ(scheduler_->directory().pins(), 1);
+    if (i % 2 == 0) scheduler_->Allocated(name, 30, Table(60));
+    scheduler_->Finished(name);
+    EXPECT_EQ(scheduler_->directory().pins(), 0);
+    EXPECT_TRUE(scheduler_->TakePlan().empty());
+  }
+  const std::string capture = Sign(TransferOperation::kCapture, prompt, {{KeyOf(2), 30, 50, {}}});
+  ASSERT_TRUE(scheduler_->Add("x", capture, prompt, "salt", 5));
+  scheduler_->Allocated("x", 0, Table(60));
+  scheduler_->Scheduled("x", 60, {}, false);
+  scheduler_->Finished("x");
+  EXPECT_FALSE(scheduler_->directory().Contains(KeyOf(2)));
+}
+
+TEST_P(ConnectorTest, AModelWhoseKeysAreNoRotationIsRefused) {
+  // Another token at every place: the keys differ by more than a rotation.
+  TokenIds prompt = Numbers(1100, 5);
+  const std::string transfer = Sign(TransferOperation::kProbe, prompt, {});
+  ASSERT_TRUE(scheduler_->Add("p", transfer, prompt, "salt", 5));
+  const auto table = Table(prompt.size());
+  scheduler_->Allocated("p", 0, table);
+  scheduler_->Scheduled("p", 1100, {}, false);
+  const auto plan = scheduler_->TakePlan();
+  engines_[0]->Compute(prompt, table, 0, 1100);
+  ASSERT_TRUE(workers_[0]->Begin(plan).ok());
+  const auto slots = workers_[0]->ProbeSlots();
+  std::vector<float> keys(slots.size() * kLayers * engines_[0]->Row()), values(keys.size());
+  for (std::size_t i = 0; i < keys.size(); ++i) keys[i] = std::sin(static_cast<float>(i * i % 977));
+  EXPECT_FALSE(workers_[0]
+                   ->Probe({kernels::ScalarType::kF32, keys.data(), values.data(),
+                            static_cast<std::int64_t>(slots.size())})
+                   .ok());
+  ASSERT_TRUE(scheduler_->TakeReport(workers_[0]->TakeReport()).ok());
+  EXPECT_FALSE(scheduler_->refusal().empty());
+  EXPECT_FALSE(scheduler_->rotation_known());
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ConnectorTest, ::testing::Values(1, 2));
+
+TEST(StepPlan, TruncatedOrChangedBytesAreRefusedAndNeverReadOutside) {
+  StepPlan plan;
+  plan.sequence = 3;
+  plan.drop = {KeyOf(1)};
+  plan.loads = {{"r", {1, 2}, {{KeyOf(1), 0, 5, 0}}}};
+  plan.captures = {{"c", KeyOf(2), 9, 7, 1, {1, 2, 3}, {"saw"}, {4}, 0}};
+  plan.probes = {{"p", {1}, 5}};
+  const auto bytes = SerializeStepPlan(plan);
+  const auto read = ParseStepPlan(bytes);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(SerializeStepPlan(*read), bytes);
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(ParseStepPlan(std::span(bytes).first(size)).ok()) << size;
+  }
+  auto longer = bytes;
+  longer.push_back(0);
+  EXPECT_FALSE(ParseStepPlan(longer).ok());
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    auto changed = bytes;
+    changed[i] ^= 0xff;
+    (void)ParseStepPlan(changed);  // must not crash
+  }
+}
+
+}  // namespace
+}  // namespace inferscale::test
