@@ -31,6 +31,7 @@ demo: build models ## memories in, answers out of injected KV; MODEL=x.gguf for 
 	@$(BINARY) demo $(if $(MODEL),--model "$(MODEL)")
 
 test: build models ## all tests; unit tests under the sanitizers too
+	@$(SETUP)/install_packages.sh test
 	@tools/test/run_tests.sh $(JOBS)
 
 bench: build models ## measure; every benchmark prints one table

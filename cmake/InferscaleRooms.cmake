@@ -1,9 +1,11 @@
-# inferscale_add_room(<room> [ROOMS <room>...] [LINKS <target>...] [EXCLUDE <file>...] [EMBED <dir>])
+# inferscale_add_room(<room> [ROOMS <room>...] [LINKS <target>...] [EXCLUDE <file>...]
+#                     [EMBED <folder> NAMES_HEADER <header> FUNCTION <function>])
 #
-# Makes the static library inferscale_<room> of src/<room>/**/*.cc (and *.cu with INFERSCALE_CUDA).
+# Makes the static library inferscale_<room> of src/<room>/**/*.cc (and *.cu with INFERSCALE_CUDA),
+# and of the files of a folder, which a function gives by name.
 # A room without sources becomes an interface library, so that others can name it all the same.
 function(inferscale_add_room room)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "EMBED;NAMES_HEADER" "ROOMS;LINKS;EXCLUDE")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "EMBED;NAMES_HEADER;FUNCTION" "ROOMS;LINKS;EXCLUDE")
   set(target inferscale_${room})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/src/${room}/*.cc")
   if(INFERSCALE_CUDA)
@@ -18,7 +20,7 @@ function(inferscale_add_room room)
 
   if(arg_EMBED)
     inferscale_embed_folder("${CMAKE_SOURCE_DIR}/${arg_EMBED}" "${arg_NAMES_HEADER}"
-                            embedded_source)
+                            "${arg_FUNCTION}" embedded_source)
     list(APPEND sources "${embedded_source}")
   endif()
 

@@ -19,16 +19,16 @@ struct File {{
 """
 
 EPILOGUE = """\
-}  // namespace
+}}  // namespace
 
-std::string_view EmbeddedFile(std::string_view name) {
-  for (const File* file = kFiles; !file->name.empty(); ++file) {
+std::string_view {function}(std::string_view name) {{
+  for (const File* file = kFiles; !file->name.empty(); ++file) {{
     if (file->name == name) return file->bytes;
-  }
-  return {};
-}
+  }}
+  return {{}};
+}}
 
-}  // namespace inferscale
+}}  // namespace inferscale
 """
 
 BYTES_PER_LINE = 24
@@ -36,7 +36,8 @@ BYTES_PER_LINE = 24
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--header", required=True, help="header that declares EmbeddedFile")
+    parser.add_argument("--header", required=True, help="header that declares the function")
+    parser.add_argument("--function", required=True, help="its name; takes a file's name")
     parser.add_argument("--output", required=True, type=pathlib.Path)
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     arguments = parser.parse_args()
@@ -54,7 +55,7 @@ def main() -> None:
             f'    {{"{path.name}", {{reinterpret_cast<const char*>(kData{index}), {len(data)}}}}},\n'
         )
     parts.append("const File kFiles[] = {\n" + "".join(entries) + "    {},\n};\n\n")
-    parts.append(EPILOGUE)
+    parts.append(EPILOGUE.format(function=arguments.function))
 
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text("".join(parts), encoding="utf-8")

@@ -56,6 +56,7 @@ Result<std::unique_ptr<Service>> Service::Start(std::unique_ptr<MemoryService> m
   AddOpenAiRoutes(routes, service->context_);
   AddMem0Routes(routes, service->context_);
   AddMcpRoutes(routes, service->context_);
+  AddConsoleRoutes(routes, service->context_);
   context.routes = routes.Descriptions();
   const auto running = std::make_shared<std::atomic<const Server*>>(nullptr);
   context.connections = [running]() -> std::int64_t {

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Installs the distribution's packages that are missing, and only those.
-#   install_packages.sh [lint]
+#   install_packages.sh [lint|test]
 set -euo pipefail
 # shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tables=("$REPOSITORY_ROOT/tools/setup/packages.txt")
-[[ ${1:-} != lint ]] || tables+=("$REPOSITORY_ROOT/tools/setup/packages_lint.txt")
+[[ -z ${1:-} ]] || tables+=("$REPOSITORY_ROOT/tools/setup/packages_$1.txt")
 
 distribution=$(
   # shellcheck source=/dev/null
@@ -24,7 +24,7 @@ case $distribution in
 esac
 
 mapfile -t wanted < <(awk -v column="$column" \
-  '!/^#/ && NF { print ($column == "-" ? $2 : $column) }' "${tables[@]}")
+  '!/^#/ && NF && $column != "none" { print ($column == "-" ? $2 : $column) }' "${tables[@]}")
 missing=()
 for package in "${wanted[@]}"; do
   status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
