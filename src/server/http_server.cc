@@ -41,6 +41,7 @@ using Parser = http::request_parser<http::string_body>;
 
 constexpr std::size_t kRequestIdCharacters = 16;
 constexpr std::size_t kMaxGivenRequestId = 64;
+constexpr std::size_t kReadAheadBytes = 64 << 10;
 
 HttpResponse Failure(int status, const std::string& message, const std::string& code) {
   HttpResponse response;
@@ -69,11 +70,43 @@ bool AmbiguousFraming(const Parser& parser) {
   const auto hosts = fields.equal_range(http::field::host);
   const bool has_length = lengths.first != lengths.second;
   const bool has_encoding = encodings.first != encodings.second;
+  const auto digits = [](beast::string_view text) {
+    return std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  };
+  constexpr unsigned kHttp11 = 11;
   return (has_length && has_encoding) ||
-         (has_length && std::next(lengths.first) != lengths.second) ||
-         (has_encoding && (std::next(encodings.first) != encodings.second ||
-                           !beast::iequals(encodings.first->value(), "chunked"))) ||
+         (has_length &&
+          (std::next(lengths.first) != lengths.second || !digits(lengths.first->value()))) ||
+         (has_encoding &&
+          (std::next(encodings.first) != encodings.second ||
+           !beast::iequals(encodings.first->value(), "chunked") || fields.version() < kHttp11)) ||
          hosts.first == hosts.second || std::next(hosts.first) != hosts.second;
+}
+
+/// What the client sent is wrong, not how it went away.
+bool IsBadHttp(const error_code& error) {
+  return error.category() == make_error_code(http::error::bad_method).category() &&
+         error != http::error::end_of_stream && error != http::error::partial_message;
+}
+
+HttpResponse Overloaded(const std::string& message) {
+  HttpResponse response = Failure(503, message, "overloaded");
+  response.headers.emplace_back("Retry-After", "1");
+  return response;
+}
+
+/// What the answer's form depends on.
+struct AnswerForm {
+  std::string id;
+  bool keep_alive = false;
+  bool head_only = false;
+  bool may_chunk = true;  ///< HTTP/1.0 knows no chunks: the body ends with the connection
+};
+
+AnswerForm ClosingForm(std::string id) {
+  AnswerForm form;
+  form.id = std::move(id);
+  return form;
 }
 
 /// "HTTP/1.1 200 OK\r\n…\r\n\r\n"
@@ -93,6 +126,10 @@ std::string HeadText(const HttpResponse& head, const std::string& id, bool keep_
   add("X-Content-Type-Options", "nosniff");
   add("Connection", keep_alive ? "keep-alive" : "close");
   return text + framing + "\r\n";
+}
+
+std::string ContentLength(const HttpResponse& response) {
+  return "Content-Length: " + std::to_string(response.body.size()) + "\r\n";
 }
 
 asio::steady_timer::time_point Past() { return asio::steady_timer::time_point::min(); }
@@ -195,12 +232,14 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   }
 
   asio::awaitable<void> ServeRequests(Connection& connection, std::weak_ptr<Connection> weak) {
-    beast::flat_buffer buffer;
+    // What is read ahead is bounded too: chunk extensions and trailers have no limit of their own.
+    beast::flat_buffer buffer(options.max_header_bytes + kReadAheadBytes);
     error_code error;
     const auto endpoint = connection.stream.socket().remote_endpoint(error);
     if (error) co_return;
     if (count > options.max_connections) {
-      co_await Send(connection, Failure(503, "too many connections", "overloaded"), "-", false);
+      co_await Send(connection, Overloaded("too many connections; try again in a second"),
+                    ClosingForm("-"));
       co_return;
     }
     for (bool first = true; !stopping; first = false) {
@@ -208,19 +247,17 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       parser.header_limit(options.max_header_bytes);
       parser.body_limit(options.max_body_bytes);
       connection.stream.expires_after(first ? options.header_timeout : options.idle_timeout);
-      co_await http::async_read_header(connection.stream, buffer, parser,
-                                       asio::redirect_error(asio::use_awaitable, error));
+      error = co_await ReadHeader(connection, buffer, parser);
       if (error) {
         if (error == http::error::header_limit) {
           co_await Send(connection,
                         Failure(431, "the request's headers are too large", "headers_too_large"),
-                        "-", false);
+                        ClosingForm("-"));
         } else if (error == http::error::body_limit) {
-          co_await Send(connection, TooLarge(), "-", false);
-        } else if (error != http::error::end_of_stream && error != beast::error::timeout &&
-                   error.category() == make_error_code(http::error::bad_method).category()) {
+          co_await Send(connection, TooLarge(), ClosingForm("-"));
+        } else if (IsBadHttp(error)) {
           co_await Send(connection, Failure(400, "the request is not valid HTTP", "bad_request"),
-                        "-", false);
+                        ClosingForm("-"));
         }
         co_return;
       }
@@ -237,11 +274,11 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         co_await Send(
             connection,
             Failure(400, "the request must have one Host and one clear length", "bad_request"),
-            request.id, false);
+            ClosingForm(request.id));
         co_return;
       }
       if (parser.content_length() && *parser.content_length() > options.max_body_bytes) {
-        co_await Send(connection, TooLarge(), request.id, false);
+        co_await Send(connection, TooLarge(), ClosingForm(request.id));
         co_return;
       }
       if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
@@ -254,30 +291,61 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       co_await http::async_read(connection.stream, buffer, parser,
                                 asio::redirect_error(asio::use_awaitable, error));
       if (error == http::error::body_limit) {
-        co_await Send(connection, TooLarge(), request.id, false);
+        co_await Send(connection, TooLarge(), ClosingForm(request.id));
         co_return;
       }
-      // After a timeout too: the stream has closed its socket by then.
+      // After a timeout the stream has closed its socket.
+      if (IsBadHttp(error)) {
+        co_await Send(connection, Failure(400, "the request is not valid HTTP", "bad_request"),
+                      ClosingForm(request.id));
+      }
       if (error) co_return;
       auto message = parser.release();
       request.method = std::string(message.method_string());
       request.remote = endpoint.address().to_string();
       request.remote_loopback = endpoint.address().is_loopback();
       request.body = std::move(message.body());
-      const bool keep_alive = message.keep_alive();
-      const bool head_only = message.method() == http::verb::head;
-      const std::string id = request.id;
+      constexpr unsigned kHttp11 = 11;
+      AnswerForm form = ClosingForm(request.id);
+      form.keep_alive = message.keep_alive();
+      form.head_only = message.method() == http::verb::head;
+      form.may_chunk = message.version() >= kHttp11;
       if (const Status status = ParseTarget(message.target(), &request); !status.ok()) {
-        co_await Send(connection, Failure(400, status.message(), "bad_request"), id, keep_alive);
-        if (!keep_alive) co_return;
+        co_await Send(connection, Failure(400, status.message(), "bad_request"), form);
+        connection.answering = false;
+        if (!form.keep_alive) co_return;
         continue;
       }
       // HEAD is GET whose body stays here.
-      if (head_only) request.method = "GET";
-      if (!co_await Answer(connection, weak, std::move(request), id, keep_alive, head_only))
-        co_return;
+      if (form.head_only) request.method = "GET";
+      if (!co_await Answer(connection, weak, std::move(request), form)) co_return;
       connection.answering = false;
-      if (!keep_alive) co_return;
+    }
+  }
+
+  /// Beast unfolds a value that goes on in the next line, where others see one more header:
+  /// refused, as RFC 9112 lets servers do.
+  asio::awaitable<error_code> ReadHeader(Connection& connection, beast::flat_buffer& buffer,
+                                         Parser& parser) {
+    error_code error;
+    while (true) {
+      if (buffer.size() > 0) {
+        const std::string_view bytes(static_cast<const char*>(buffer.data().data()), buffer.size());
+        const std::string_view head = bytes.substr(0, bytes.find("\r\n\r\n"));
+        if (head.find("\r\n ") != std::string_view::npos ||
+            head.find("\r\n\t") != std::string_view::npos) {
+          co_return make_error_code(http::error::bad_obs_fold);
+        }
+        buffer.consume(parser.put(buffer.data(), error));
+        if (error && error != http::error::need_more) co_return error;
+        if (parser.is_header_done()) co_return error_code();
+      }
+      const std::size_t room = beast::read_size(buffer, kReadAheadBytes);
+      if (room == 0) co_return make_error_code(http::error::header_limit);
+      const std::size_t got = co_await connection.stream.async_read_some(
+          buffer.prepare(room), asio::redirect_error(asio::use_awaitable, error));
+      if (error) co_return error;
+      buffer.commit(got);
     }
   }
 
@@ -290,14 +358,12 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
 
   /// \return whether the connection can take another request
   asio::awaitable<bool> Answer(Connection& connection, std::weak_ptr<Connection> weak,
-                               HttpRequest request, const std::string& id, bool keep_alive,
-                               bool head_only) {
+                               HttpRequest request, const AnswerForm& form) {
     using namespace asio::experimental::awaitable_operators;  // NOLINT: operators only
     if (waiting.load() >= options.max_waiting_requests) {
-      HttpResponse response =
-          Failure(503, "the server is busy; try again in a second", "overloaded");
-      response.headers.emplace_back("Retry-After", "1");
-      co_return co_await Send(connection, std::move(response), id, keep_alive) && keep_alive;
+      co_return co_await Send(connection, Overloaded("the server is busy; try again in a second"),
+                              form) &&
+          form.keep_alive;
     }
     const auto exchange =
         // Holds this object: a late answer may come when the server has been stopped.
@@ -317,7 +383,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         spdlog::error("request {}: a handler threw: {}", exchange->request().id, error.what());
       }
     });
-    bool watch = true, chunked = false;
+    bool watch = true, streamed = false, keep_alive = form.keep_alive;
     error_code error;
     connection.stream.expires_never();
     while (true) {
@@ -347,17 +413,17 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       }
       std::string bytes;
       if (next.begun) {
-        chunked = next.streamed;
-        bytes = HeadText(next.head, id, keep_alive,
-                         chunked ? "Transfer-Encoding: chunked\r\n"
-                         : next.head.status == 204
-                             ? ""
-                             : "Content-Length: " + std::to_string(next.head.body.size()) + "\r\n");
-        if (!chunked && !head_only) bytes += next.head.body;
+        streamed = next.streamed;
+        keep_alive = form.keep_alive && (!streamed || form.may_chunk);
+        bytes = HeadText(next.head, form.id, keep_alive,
+                         streamed ? (form.may_chunk ? "Transfer-Encoding: chunked\r\n" : "")
+                         : next.head.status == 204 ? ""
+                                                   : ContentLength(next.head));
+        if (!streamed && !form.head_only) bytes += next.head.body;
       }
-      if (chunked && !head_only) {
-        if (!next.pieces.empty()) bytes += Chunk(next.pieces);
-        if (next.ended) bytes += "0\r\n\r\n";
+      if (streamed && !form.head_only) {
+        if (!next.pieces.empty()) bytes += form.may_chunk ? Chunk(next.pieces) : next.pieces;
+        if (next.ended && form.may_chunk) bytes += "0\r\n\r\n";
       }
       connection.stream.expires_after(options.write_timeout);
       co_await asio::async_write(connection.stream, asio::buffer(bytes),
@@ -369,22 +435,20 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
       }
       if (next.ended) {
         connection.exchange.reset();
-        co_return true;
+        co_return keep_alive;
       }
     }
   }
 
-  asio::awaitable<bool> Send(Connection& connection, HttpResponse response, const std::string& id,
-                             bool keep_alive) {
+  asio::awaitable<bool> Send(Connection& connection, HttpResponse response,
+                             const AnswerForm& form) {
     error_code error;
-    const std::string bytes =
-        HeadText(response, id, keep_alive,
-                 "Content-Length: " + std::to_string(response.body.size()) + "\r\n") +
-        response.body;
+    std::string bytes = HeadText(response, form.id, form.keep_alive, ContentLength(response));
+    if (!form.head_only) bytes += response.body;
     connection.stream.expires_after(options.write_timeout);
     co_await asio::async_write(connection.stream, asio::buffer(bytes),
                                asio::redirect_error(asio::use_awaitable, error));
-    if (!error && !keep_alive) co_await Drain(connection);
+    if (!error && !form.keep_alive) co_await Drain(connection);
     co_return !error;
   }
 

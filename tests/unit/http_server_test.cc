@@ -18,6 +18,7 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "server/router.h"
 
@@ -55,6 +56,7 @@ class RawClient {
       bytes.remove_prefix(static_cast<std::size_t>(sent));
     }
   }
+  void CloseSending() { ::shutdown(socket_, SHUT_WR); }
   /// What comes until the server closes, or `end` stands in it.
   std::string ReadUntil(const std::string& end) {
     std::string text;
@@ -138,13 +140,157 @@ TEST(HttpServer, RefusesTwoWaysOfTellingTheLength) {
         std::string("Content-Length: 6\r\nContent-Length: 7\r\n"),
         std::string("Content-Length: 6\r\nContent-Length: 6\r\n"),
         std::string("Transfer-Encoding: chunked, identity\r\n"),
-        std::string("Transfer-Encoding: xchunked\r\n"), std::string("Content-Length: -1\r\n"),
-        std::string("Content-Length: 6 6\r\n"), std::string("Transfer-Encoding : chunked\r\n")}) {
+        std::string("Transfer-Encoding: xchunked\r\n"),
+        std::string("Content-Length: -1\r\n"),
+        std::string("Content-Length: 6 6\r\n"),
+        std::string("Transfer-Encoding : chunked\r\n"),
+        std::string("Content-Length: 6, 6\r\n"),
+        std::string("Content-Length: +6\r\n"),
+        std::string("Content-Length: 0x6\r\n"),
+        std::string("Content-Length: 6\r\n 0\r\n"),
+        std::string("Content-Length: \r\n"),
+        std::string("Content-Length: 18446744073709551622\r\n"),
+        std::string("Transfer-Encoding: chunked, chunked\r\n"),
+        std::string("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
+        std::string("Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n"),
+        std::string("Transfer-Encoding:\x0b"
+                    "chunked\r\n"),
+        std::string("Transfer-Encoding: \"chunked\"\r\n"),
+        std::string("Transfer-Encoding: chunked;q=1\r\n"),
+        std::string("X: y\nTransfer-Encoding: chunked\r\n"),
+        std::string("X: y\rTransfer-Encoding: chunked\r\n"),
+        std::string(" Transfer-Encoding: chunked\r\n"),
+        std::string(": x\r\n"),
+        std::string("X\0Y: z\r\n", 8),
+        std::string("X: y\0z\r\n", 8)}) {
     const std::string answer =
         AnswerTo("POST /x HTTP/1.1\r\nHost: h\r\n" + headers + "\r\n" + smuggled);
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 400 ")) << headers;
     EXPECT_THAT(answer, Not(HasSubstr("inner"))) << headers;
   }
+}
+
+TEST(HttpServer, RefusesChunksThatAreNotQuiteChunks) {
+  for (const std::string& body :
+       {std::string("5\nhello\r\n0\r\n\r\n"), std::string("0x5\r\nhello\r\n0\r\n\r\n"),
+        std::string("-5\r\nhello\r\n0\r\n\r\n"), std::string("5 \r\nhello\r\n0\r\n\r\n"),
+        std::string("5\r\nhelloo\r\n0\r\n\r\n"), std::string("5;=\r\nhello\r\n0\r\n\r\n"),
+        std::string("5;a\x01\r\nhello\r\n0\r\n\r\n"),
+        std::string("10000000000000005\r\nhello\r\n0\r\n\r\n"),
+        std::string("5\r\nhello\r\n0\r\nContent-Length: 7\r\n\r\n"),
+        std::string("5\r\nhello\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        std::string("5\r\nhello\r\n0\r\nbad trailer\r\n\r\n")}) {
+    const std::string answer =
+        AnswerTo("POST /x HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" + body +
+                 "GET /inner HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 400 ")) << body;
+    EXPECT_THAT(answer, Not(HasSubstr("inner"))) << body;
+  }
+}
+
+TEST(HttpServer, TakesChunkExtensionsAndTrailersWithinBounds) {
+  const std::string head =
+      std::string("POST /x HTTP/1.1\r\n") + kClose + "Transfer-Encoding: chunked\r\n\r\n";
+  EXPECT_THAT(AnswerTo(head + "5;name=value;other=\"q\"\r\nhello\r\n0;end\r\nX-After: 1\r\n\r\n"),
+              HasSubstr("[hello]"));
+  // Neither has an end: what is kept of them does.
+  for (const std::string& endless : {std::string("5;a="), std::string("0\r\nX-After: ")}) {
+    const std::string answer = AnswerTo(head + endless + std::string(1 << 20, 'x'));
+    EXPECT_THAT(answer, StartsWith("HTTP/1.1 400 ")) << endless;
+  }
+}
+
+TEST(HttpServer, SpeaksHttp10WithoutChunks) {
+  const auto server = StartServer([](const ExchangePtr& exchange) {
+    exchange->BeginStream({});
+    exchange->Write("one ");
+    exchange->Write("two");
+    exchange->End();
+  });
+  RawClient client(server->port());
+  client.Send("GET / HTTP/1.0\r\nHost: h\r\nConnection: keep-alive\r\n\r\n");
+  const std::string answer = client.ReadAll();
+  EXPECT_THAT(answer, Not(HasSubstr("chunked")));
+  EXPECT_THAT(answer, HasSubstr("Connection: close\r\n"));
+  EXPECT_TRUE(answer.ends_with("\r\n\r\none two")) << answer;
+  EXPECT_THAT(AnswerTo("POST /x HTTP/1.0\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+                       "0\r\n\r\n"),
+              StartsWith("HTTP/1.1 400 "));
+  EXPECT_THAT(AnswerTo("GET /x HTTP/2.0\r\nHost: h\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
+  EXPECT_THAT(AnswerTo("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
+}
+
+TEST(HttpServer, TakesNoTargetButAPath) {
+  for (const char* target : {"http://evil.example/x", "//evil.example/x y", "*", "evil.example:443",
+                             "/a b", "x", "/\x7f", "/%2", "/#x"}) {
+    for (const char* method : {"GET", "OPTIONS", "CONNECT"}) {
+      const std::string answer =
+          AnswerTo(std::string(method) + " " + target + " HTTP/1.1\r\n" + kClose + "\r\n");
+      EXPECT_THAT(answer, StartsWith("HTTP/1.1 400 ")) << method << " " << target;
+    }
+  }
+}
+
+TEST(HttpServer, NoAnswerToHeadHasABody) {
+  const auto server = StartServer(Echo);
+  RawClient client(server->port());
+  // A body here would be read as the next answer.
+  client.Send("HEAD /%zz HTTP/1.1\r\nHost: h\r\n\r\n");
+  client.Send(std::string("GET /next HTTP/1.1\r\n") + kClose + "\r\n");
+  const std::string answers = client.ReadAll();
+  const std::size_t end = answers.find("\r\n\r\n");
+  ASSERT_NE(end, std::string::npos);
+  EXPECT_THAT(answers.substr(end + 4), StartsWith("HTTP/1.1 200 OK")) << answers;
+}
+
+TEST(HttpServer, AHalfClosedClientLeavesNothingBehind) {
+  std::promise<int> ended;
+  ExchangePtr held;
+  const auto server = StartServer([&](ExchangePtr exchange) {
+    exchange->OnEnd([&ended](int status) { ended.set_value(status); });
+    held = std::move(exchange);
+  });
+  RawClient client(server->port());
+  client.Send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+  client.CloseSending();
+  EXPECT_EQ(client.ReadAll(), "");
+  auto end = ended.get_future();
+  ASSERT_EQ(end.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_EQ(end.get(), 499);
+}
+
+TEST(HttpServer, ManyDribblingConnectionsLeaveRoomForOthers) {
+  HttpServerOptions options;
+  options.max_connections = 20;
+  options.header_timeout = std::chrono::seconds(1);
+  options.body_timeout = std::chrono::seconds(1);
+  const auto server = StartServer(Echo, options);
+  std::vector<std::unique_ptr<RawClient>> slow;
+  for (int i = 0; i < 20; ++i) {
+    slow.push_back(std::make_unique<RawClient>(server->port()));
+    slow.back()->Send(i % 2 == 0 ? "GET / HTTP/1.1\r\nHost: h\r\nX-Slow: "
+                                 : "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 999\r\n\r\n1");
+  }
+  while (server->connections() < 20) std::this_thread::yield();
+  RawClient refused(server->port());
+  refused.Send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+  const std::string answer = refused.ReadAll();
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(answer, HasSubstr("Retry-After: "));
+  // A byte now and then buys no time.
+  std::atomic<bool> over{false};
+  std::thread dribbling([&] {
+    while (!over) {
+      for (const auto& client : slow) client->Send("a");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
+  while (server->connections() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  over = true;
+  dribbling.join();
+  RawClient next(server->port());
+  next.Send(std::string("GET /x HTTP/1.1\r\n") + kClose + "\r\n");
+  EXPECT_THAT(next.ReadAll(), HasSubstr("<x>"));
 }
 
 TEST(HttpServer, WantsExactlyOneHost) {
@@ -236,9 +382,9 @@ TEST(HttpServer, AHandlerThatThrowsOrForgetsAnswers500) {
 }
 
 TEST(HttpServer, StreamsPiecesFromAnotherThread) {
-  std::thread writer;
-  const auto server = StartServer([&writer](ExchangePtr exchange) {
-    writer = std::thread([exchange = std::move(exchange)] {
+  std::promise<std::thread> writing;
+  const auto server = StartServer([&writing](ExchangePtr exchange) {
+    writing.set_value(std::thread([exchange = std::move(exchange)] {
       HttpResponse head;
       head.content_type = "text/event-stream";
       EXPECT_TRUE(exchange->BeginStream(std::move(head)));
@@ -246,12 +392,12 @@ TEST(HttpServer, StreamsPiecesFromAnotherThread) {
       EXPECT_TRUE(exchange->Write("data: two\n\n"));
       exchange->End();
       EXPECT_FALSE(exchange->Write("data: late\n\n"));
-    });
+    }));
   });
   RawClient client(server->port());
   client.Send(std::string("GET / HTTP/1.1\r\n") + kClose + "\r\n");
   const std::string answer = client.ReadAll();
-  writer.join();
+  writing.get_future().get().join();
   EXPECT_THAT(answer, HasSubstr("Transfer-Encoding: chunked\r\n"));
   EXPECT_THAT(answer, HasSubstr("data: one\n\n"));
   EXPECT_THAT(answer, HasSubstr("data: two\n\n"));
@@ -287,24 +433,24 @@ TEST(HttpServer, TellsWhenTheClientGoesInTheMiddleOfAStream) {
 
 TEST(HttpServer, AReaderThatNeverReadsIsGivenUp) {
   std::promise<void> full;
-  std::thread writer;
+  std::promise<std::thread> writing;
   HttpServerOptions options;
   options.write_timeout = std::chrono::seconds(1);
   const auto server = StartServer(
       [&](ExchangePtr exchange) {
-        writer = std::thread([&full, exchange = std::move(exchange)] {
+        writing.set_value(std::thread([&full, exchange = std::move(exchange)] {
           EXPECT_TRUE(exchange->BeginStream({}));
           while (exchange->Write(std::string(1 << 16, 'x'))) {
           }
           full.set_value();
           exchange->End();
-        });
+        }));
       },
       options);
   RawClient client(server->port());
   client.Send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
   EXPECT_EQ(full.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
-  writer.join();
+  writing.get_future().get().join();
 }
 
 TEST(HttpServer, StopLetsAnswersEndAndALateOneDoesNoHarm) {
