@@ -118,7 +118,7 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
   return catalog->CompleteErasure(erasure.id);
 }
 
-Status MemoryService::Impl::Apply(const std::vector<Erasure>& erasures) {
+Status MemoryService::Impl::TryApply(const std::vector<Erasure>& erasures) {
   Status status;
   for (const Erasure& erasure : erasures) {
     const Status applied = Apply(erasure);
@@ -126,6 +126,16 @@ Status MemoryService::Impl::Apply(const std::vector<Erasure>& erasures) {
   }
   if (worker != nullptr) worker->Wake();
   return status;
+}
+
+Status MemoryService::Impl::Apply(const std::vector<Erasure>& erasures) {
+  const Status status = TryApply(erasures);
+  if (status.ok()) return status;
+  spdlog::error("stored KV of erased memories could not be removed and will be later: {}",
+                status.ToString());
+  return Unavailable(
+      "what was erased is no longer served, but its stored KV could not be removed yet; the server "
+      "tries again by itself, and its log says what is in the way");
 }
 
 void MemoryService::Impl::Embed(std::vector<NewFact>* facts) {
@@ -163,9 +173,14 @@ Result<std::vector<NewFact>> MemoryService::Impl::Extract(ScopeId scope,
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<SearchHit> hits, retriever->Search(nearest));
     for (const SearchHit& hit : hits) request.existing.push_back({hit.fact.id, hit.fact.text});
   }
-  INFERSCALE_ASSIGN_OR_RETURN(std::vector<ExtractedFact> extracted, chosen->Extract(request));
+  Result<std::vector<ExtractedFact>> extracted = chosen->Extract(request);
+  // What the model's server takes for a wrong request (a key, a model's name) is the set-up's
+  // fault, not that of whoever adds.
+  if (extracted.status().code() == StatusCode::kInvalidArgument)
+    return FailedPrecondition(extracted.status().message());
+  INFERSCALE_RETURN_IF_ERROR(extracted.status());
   std::vector<NewFact> facts;
-  for (ExtractedFact& fact : extracted) {
+  for (ExtractedFact& fact : *extracted) {
     NewFact added;
     added.fact.text = std::move(fact.text);
     added.fact.name = std::move(fact.name);

@@ -139,27 +139,35 @@ Result<bool> EncodeSlice(Parts parts) {
 Result<bool> MemoryService::RunPending() {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
                               impl_->catalog->PendingErasures());
+  Status erased;
   if (!erasures.empty() && impl_->engine != nullptr) {
-    INFERSCALE_RETURN_IF_ERROR(impl_->Apply(erasures));
-    return true;
+    erased = impl_->TryApply(erasures);
+    if (erased.ok()) return true;
   }
-  INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t embedded,
-                              EmbedPending(*impl_->catalog, *impl_->embedder, kEmbedSlice));
-  if (embedded > 0) return true;
-  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs,
-                              impl_->catalog->PendingJobs("extract", 1));
-  if (!jobs.empty()) {
-    const Status status = RunExtraction(jobs.front());
-    if (!status.ok()) {
-      const bool final = !status.retryable() || jobs.front().attempts + 1 >= kMaxJobAttempts;
-      INFERSCALE_RETURN_IF_ERROR(
-          impl_->catalog->FailJob(jobs.front().id, status.ToString(), final));
-      if (!final) return status;
+  const auto add = [this]() -> Result<bool> {
+    INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t embedded,
+                                EmbedPending(*impl_->catalog, *impl_->embedder, kEmbedSlice));
+    if (embedded > 0) return true;
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Job> jobs,
+                                impl_->catalog->PendingJobs("extract", 1));
+    if (!jobs.empty()) {
+      const Status status = RunExtraction(jobs.front());
+      if (!status.ok()) {
+        const bool final = !status.retryable() || jobs.front().attempts + 1 >= kMaxJobAttempts;
+        INFERSCALE_RETURN_IF_ERROR(
+            impl_->catalog->FailJob(jobs.front().id, status.ToString(), final));
+        if (!final) return status;
+        spdlog::warn("extraction job {} failed for good: {}", jobs.front().id, status.ToString());
+      }
+      return true;
     }
-    return true;
-  }
-  if (impl_->encoder == nullptr || !impl_->engine->capabilities().kv_injection) return false;
-  return EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder});
+    if (impl_->encoder == nullptr || !impl_->engine->capabilities().kv_injection) return false;
+    return EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder});
+  };
+  // A file that cannot be removed holds up nobody's adds; it is tried again after them.
+  Result<bool> more = add();
+  if (!more.ok() || *more || erased.ok()) return more;
+  return erased;
 }
 
 Status MemoryService::RunExtraction(const Job& job) {

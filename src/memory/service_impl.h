@@ -45,7 +45,9 @@ struct MemoryService::Impl {
 
   /// Removes from the engine what an erasure took out of the catalog, then marks it done.
   Status Apply(const Erasure& erasure);
-  /// Apply(), then wakes the worker: what an erasure cut short must be encoded again.
+  /// Applies each, then wakes the worker: what an erasure cut short must be encoded again.
+  Status TryApply(const std::vector<Erasure>& erasures);
+  /// The same for a caller who is told no paths: kUnavailable if something is left to be removed.
   Status Apply(const std::vector<Erasure>& erasures);
 
   /// Turns to facts, by the given mode. Does not store anything.

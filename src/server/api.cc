@@ -61,8 +61,6 @@ int HttpStatusOf(const Status& status) {
       return 404;
     case StatusCode::kAlreadyExists:
       return 409;
-    case StatusCode::kFailedPrecondition:
-      return 412;
     case StatusCode::kResourceExhausted:
       return 507;
     case StatusCode::kUnsupported:
@@ -73,6 +71,7 @@ int HttpStatusOf(const Status& status) {
       return 504;
     case StatusCode::kCancelled:
       return 503;
+    case StatusCode::kFailedPrecondition:
     case StatusCode::kDataLoss:
     case StatusCode::kInternal:
       break;

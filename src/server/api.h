@@ -41,9 +41,10 @@ using ApiHandler = std::function<void(ApiCall&)>;
 /// How an API words its errors: {"error":{message,type,code,param}} or FastAPI's {"detail"}.
 enum class ErrorDialect { kOpenAi, kMem0Server, kMem0Platform };
 
-/// 400 invalid_argument, 404 not_found, 409, 412, 413/429 resource_exhausted, 501 unsupported, 503
-/// unavailable (with Retry-After), 504 deadline_exceeded, 500 internal and data_loss: the text of
-/// the last two goes to the log under the request's id and not to the client.
+/// 400 invalid_argument, 404 not_found, 409, 413/429 resource_exhausted, 501 unsupported, 503
+/// unavailable (with Retry-After), 504 deadline_exceeded, 500 for the server's own state
+/// (failed_precondition, data_loss, internal): the text of these goes to the log under the
+/// request's id and not to the client.
 int HttpStatusOf(const Status& status);
 HttpResponse ErrorResponse(const HttpRequest& request, ErrorDialect dialect, const Status& status,
                            int http_status = 0, std::string_view code = {});

@@ -5,9 +5,12 @@
 #include <map>
 #include <utility>
 
+#include <spdlog/spdlog.h>
+
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/utf8.h"
+#include "catalog/validation.h"
 #include "server/mem0_filters.h"
 #include "server/mem0_routes.h"
 #include "server/mem0_slow_calls.h"
@@ -98,6 +101,8 @@ Result<std::vector<Turn>> ParseMessages(const json& body, TimeMs time_ms) {
     if (TrimWhitespace(turn.content).empty()) {
       return InvalidArgument("'" + where + ".content' is blank");
     }
+    const Status storable = catalog::CheckText(where + ".content", turn.content);
+    if (!storable.ok()) return storable;
     turns.push_back(std::move(turn));
   }
   return turns;
@@ -235,13 +240,18 @@ HttpResponse Added(Item rows, const std::string& event_id, ErrorDialect dialect)
 
 /// A failing model is the provider's fault in Mem0's words: 502, and nothing was stored.
 HttpResponse ModelFailed(const HttpRequest& request, ErrorDialect dialect, const Status& status) {
-  if (status.code() == StatusCode::kUnavailable) {
-    return ErrorResponse(request, dialect, status, 502, "provider_unavailable");
-  }
-  if (status.code() == StatusCode::kDeadlineExceeded) {
-    return ErrorResponse(request, dialect, status, 502, "provider_timeout");
-  }
-  return ErrorResponse(request, dialect, status);
+  const char* code = status.code() == StatusCode::kUnavailable          ? "provider_unavailable"
+                     : status.code() == StatusCode::kDeadlineExceeded   ? "provider_timeout"
+                     : status.code() == StatusCode::kFailedPrecondition ? "provider_refused"
+                                                                        : nullptr;
+  if (code == nullptr) return ErrorResponse(request, dialect, status);
+  // The address of the model's server and its words are for the operator.
+  spdlog::warn("request {}: extraction failed: {}", request.id, status.ToString());
+  return ErrorResponse(request, dialect,
+                       Status(status.code(),
+                              "the model that extracts memories failed; nothing was "
+                              "stored"),
+                       502, code);
 }
 
 class Adder {

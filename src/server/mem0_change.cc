@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/utf8.h"
+#include "catalog/validation.h"
 #include "server/mem0_routes.h"
 
 namespace inferscale::mem0 {
@@ -27,6 +28,8 @@ Result<FactUpdate> ParseUpdate(const json& body) {
   if (update.text && TrimWhitespace(*update.text).empty()) {
     return InvalidArgument("'text' is blank; to remove a memory, delete it");
   }
+  // Before anything of a batch is done.
+  if (update.text) INFERSCALE_RETURN_IF_ERROR(catalog::CheckText("'text'", *update.text));
   INFERSCALE_ASSIGN_OR_RETURN(update.metadata_json, MetadataField(body));
   INFERSCALE_ASSIGN_OR_RETURN(update.expiration_date, ExpirationField(body));
   INFERSCALE_ASSIGN_OR_RETURN(update.event_time_ms, TimeField(body, "timestamp"));
@@ -85,13 +88,15 @@ Answer Delete(MemoryService& service, const ApiCall& call, ErrorDialect dialect)
   }
   // The oldest first: a memory comes back to life when the one that contradicts it goes.
   std::int64_t cascade = 0;
+  Status pending;
   for (auto id = older.rbegin(); id != older.rend(); ++id) {
-    const Status status = service.Delete(*id);
+    const Status status = DeleteMemory(service, *id, &pending);
     if (!status.ok() && status.code() != StatusCode::kNotFound) return status;
     if (status.ok()) ++cascade;
   }
-  INFERSCALE_RETURN_IF_ERROR(service.Delete(owned.fact.id));
+  INFERSCALE_RETURN_IF_ERROR(DeleteMemory(service, owned.fact.id, &pending));
   AuditErase(call, "delete", cascade + 1);
+  INFERSCALE_RETURN_IF_ERROR(pending);
   if (dialect == kServer) return JsonResponse({{"message", "Memory deleted successfully"}});
   Item answer = {{"message", "Memory deleted successfully!"}};
   if (linked) answer["cascade_count"] = cascade;
@@ -154,8 +159,9 @@ Answer BatchUpdate(MemoryService& service, const ApiCall& call) {
 
 Answer BatchDelete(MemoryService& service, const ApiCall& call) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<BatchItem> items, ParseBatch(service, call, false));
+  Status pending;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const Status status = service.Delete(items[i].owned.fact.id);
+    const Status status = DeleteMemory(service, items[i].owned.fact.id, &pending);
     // Deleted by somebody else meanwhile is deleted.
     if (!status.ok() && status.code() != StatusCode::kNotFound) {
       AuditErase(call, "delete", static_cast<std::int64_t>(i));
@@ -163,6 +169,7 @@ Answer BatchDelete(MemoryService& service, const ApiCall& call) {
     }
   }
   AuditErase(call, "delete", static_cast<std::int64_t>(items.size()));
+  INFERSCALE_RETURN_IF_ERROR(pending);
   return JsonResponse(
       {{"message", "Successfully deleted " + std::to_string(items.size()) + " memories"}});
 }

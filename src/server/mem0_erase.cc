@@ -26,8 +26,22 @@ constexpr auto kEntityTypes =
          {"app", "app_id", &Scope::app},
          {"run", "run_id", &Scope::run}});
 
+/// Deletes all memories of scopes; see DeleteMemory() about `*pending`.
+Status DeleteWholeScopes(MemoryService& service, const std::vector<ScopeId>& scopes,
+                         Status* pending) {
+  Status status = service.DeleteScopes(scopes);
+  if (status.ok()) return status;
+  FactQuery query;
+  query.scopes = scopes;
+  query.show_expired = true;
+  INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t left, service.catalog().CountFacts(query));
+  if (left > 0) return status;
+  if (pending->ok()) *pending = std::move(status);
+  return OkStatus();
+}
+
 /// Deletes what was selected. \return how many memories.
-Result<std::int64_t> Erase(MemoryService& service, const Selected& selected) {
+Result<std::int64_t> Erase(MemoryService& service, const Selected& selected, Status* pending) {
   std::int64_t erased = 0;
   for (const Selection& part : selected.parts) {
     FactQuery query;
@@ -36,7 +50,7 @@ Result<std::int64_t> Erase(MemoryService& service, const Selected& selected) {
     query.show_expired = true;
     if (part.filter == nullptr) {
       INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t facts, service.catalog().CountFacts(query));
-      INFERSCALE_RETURN_IF_ERROR(service.DeleteScopes(part.scopes));
+      INFERSCALE_RETURN_IF_ERROR(DeleteWholeScopes(service, part.scopes, pending));
       erased += facts;
       continue;
     }
@@ -51,7 +65,7 @@ Result<std::int64_t> Erase(MemoryService& service, const Selected& selected) {
       query.offset += kDeletePage;
     }
     for (const std::string& id : ids) {
-      const Status status = service.Delete(id);
+      const Status status = DeleteMemory(service, id, pending);
       if (status.ok()) ++erased;
       if (!status.ok() && status.code() != StatusCode::kNotFound) {
         return status.WithContext(std::to_string(erased) + " memories were deleted, then");
@@ -95,8 +109,10 @@ Answer DeleteAll(MemoryService& service, const ApiCall& call, ErrorDialect diale
   INFERSCALE_ASSIGN_OR_RETURN(const json filters, ErasureFilters(call, dialect));
   INFERSCALE_ASSIGN_OR_RETURN(const Selected selected,
                               Select(service.catalog(), call.principal, filters, dialect));
-  INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t erased, Erase(service, selected));
+  Status pending;
+  INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t erased, Erase(service, selected, &pending));
   AuditErase(call, "delete_all", erased);
+  INFERSCALE_RETURN_IF_ERROR(pending);
   if (dialect == kServer) return JsonResponse({{"message", "All relevant memories deleted"}});
   const std::string event_id = NewUuid();
   INFERSCALE_RETURN_IF_ERROR(
@@ -179,9 +195,10 @@ Status DeleteScopes(MemoryService& service, const ApiCall& call, std::span<const
     ids.push_back(info.id);
     facts += info.facts;
   }
-  INFERSCALE_RETURN_IF_ERROR(service.DeleteScopes(ids));
+  Status pending;
+  INFERSCALE_RETURN_IF_ERROR(DeleteWholeScopes(service, ids, &pending));
   AuditErase(call, operation, facts);
-  return OkStatus();
+  return pending;
 }
 
 Answer DeleteEntity(MemoryService& service, const ApiCall& call) {

@@ -147,7 +147,10 @@ Item EventItem(const EventInfo& event, const std::vector<Fact>& facts) {
                                {"memory", fact.text},
                                {"data", {{"memory", fact.text}}}});
   }
-  item["error"] = TextOrNull(event.error);
+  // What the model's server said is the operator's business, who has it in the log.
+  item["error"] = event.error.empty() ? Item()
+                                      : Item("the model that extracts memories failed: " +
+                                             event.error.substr(0, event.error.find(':')));
   item["latency"] = Item();
   item["created_at"] = FormatIso8601(event.created_at_ms);
   return item;

@@ -174,6 +174,14 @@ Result<std::int64_t> CountField(const json& body, std::string_view name, std::in
   return count.value_or(otherwise);
 }
 
+Status DeleteMemory(MemoryService& service, const std::string& id, Status* pending) {
+  Status status = service.Delete(id);
+  if (status.ok() || status.code() == StatusCode::kNotFound) return status;
+  if (service.Get(id).status().code() != StatusCode::kNotFound) return status;
+  if (pending->ok()) *pending = std::move(status);
+  return OkStatus();
+}
+
 void AuditErase(const ApiCall& call, std::string_view what, std::int64_t memories) {
   LogFields(spdlog::level::info, {{"message", "memories erased"},
                                   {"call", std::string(what)},

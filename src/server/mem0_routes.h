@@ -78,6 +78,10 @@ Result<bool> FlagField(const nlohmann::json& body, std::string_view name, bool o
 Result<std::int64_t> CountField(const nlohmann::json& body, std::string_view name,
                                 std::int64_t least, std::int64_t most, std::int64_t otherwise);
 
+/// Deletes a memory. One that is gone, but whose stored KV the server has to remove later, counts
+/// as deleted: that is told in `*pending`, if nothing is yet.
+Status DeleteMemory(MemoryService& service, const std::string& id, Status* pending);
+
 /// One line in the log for everything that was erased: who, what, how much; never a text.
 void AuditErase(const ApiCall& call, std::string_view what, std::int64_t memories);
 
