@@ -3,6 +3,7 @@
 
 #include <array>
 #include <string>
+#include <utility>
 
 #include "server/console_files.h"
 #include "server/server.h"
@@ -46,7 +47,11 @@ void AddConsoleRoutes(Routes& routes, const std::shared_ptr<ApiContext>&) {
       response.body = ConsoleFile(asset.file);
       call.exchange->Respond(std::move(response));
     });
-    routes.Describe("GET", asset.path, "The web console");
+    RouteDetails details;
+    details.summary = "The web console";
+    details.answer_type = asset.content_type;
+    details.answer_type = details.answer_type.substr(0, details.answer_type.find(';'));
+    routes.Describe("GET", asset.path, std::move(details));
   }
 }
 

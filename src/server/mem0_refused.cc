@@ -26,6 +26,10 @@ void AddRefusedRoutes(Registrar& registrar) {
     registrar.Add(method, pattern, dialect, [what](MemoryService&, const ApiCall&) -> Answer {
       return Unsupported(std::string(what) + ": not part of this server");
     });
+    RouteDetails details;
+    details.summary = "Not part of this server: " + std::string(what);
+    details.failures = {501};
+    registrar.routes().Describe(method, pattern, std::move(details));
   };
   for (const char* path : {"/auth/setup-status", "/auth/me"}) {
     refuse("GET", path, kServer, "accounts");

@@ -206,12 +206,18 @@ void AddOpenAiRoutes(Routes& routes, const Context& context) {
   const auto dialect = ErrorDialect::kOpenAi;
   routes.Add("POST", "/v1/chat/completions", dialect,
              [context](ApiCall& call) { Chat(context, call); });
-  routes.Describe("POST", "/v1/chat/completions",
-                  "Answers a conversation, with the owner's memories", kChatSchema);
+  RouteDetails chat;
+  chat.summary = "Answers a conversation, with the owner's memories";
+  chat.body_schema_json = kChatSchema;
+  chat.may_stream = true;
+  routes.Describe("POST", "/v1/chat/completions", std::move(chat));
   routes.Add("POST", "/v1/completions", dialect,
              [context](ApiCall& call) { Complete(context, call); });
-  routes.Describe("POST", "/v1/completions", "Continues a text, without memories",
-                  kCompletionSchema);
+  RouteDetails completion;
+  completion.summary = "Continues a text, without memories";
+  completion.body_schema_json = kCompletionSchema;
+  completion.may_stream = true;
+  routes.Describe("POST", "/v1/completions", std::move(completion));
   const std::int64_t created = NowMs() / 1000;
   routes.Add("GET", "/v1/models", dialect, [context, created](ApiCall& call) {
     ordered_json data = ordered_json::array();

@@ -25,9 +25,11 @@ std::vector<std::string> ParameterNames(const std::string& pattern) {
   return names;
 }
 
-ordered_json Operation(const RouteDescription& route) {
-  ordered_json operation = ordered_json::object();
-  if (!route.summary.empty()) operation["summary"] = route.summary;
+ordered_json Parsed(const std::string& schema_json) {
+  return ordered_json::parse(schema_json, nullptr, /*allow_exceptions=*/false);
+}
+
+ordered_json Parameters(const RouteDescription& route) {
   ordered_json parameters = ordered_json::array();
   for (const std::string& name : ParameterNames(route.pattern)) {
     parameters.push_back({{"name", name},
@@ -35,18 +37,52 @@ ordered_json Operation(const RouteDescription& route) {
                           {"required", true},
                           {"schema", {{"type", "string"}, {"minLength", 1}}}});
   }
+  if (route.details.query_schema_json.empty()) return parameters;
+  const ordered_json query = Parsed(route.details.query_schema_json);
+  for (const auto& [name, schema] : query.items()) {
+    parameters.push_back({{"name", name}, {"in", "query"}, {"schema", schema}});
+  }
+  return parameters;
+}
+
+ordered_json AnswerOf(const std::string& description, const std::string& type) {
+  return {{"description", description}, {"content", {{type, ordered_json::object()}}}};
+}
+
+ordered_json Answers(const RouteDetails& details) {
+  ordered_json answers;
+  // What only refuses never succeeds.
+  const bool refuses = details.failures == std::vector<int>{501};
+  if (!refuses) {
+    answers["2XX"] = AnswerOf("done", details.answer_type);
+    if (details.may_stream) answers["2XX"]["content"]["text/event-stream"] = ordered_json::object();
+  }
+  answers["4XX"] = AnswerOf("the request is wrong; says what", "application/json");
+  for (const int status : details.failures) {
+    answers[std::to_string(status)] =
+        AnswerOf(status == 501   ? "not part of this server"
+                 : status == 502 ? "the extractor's model failed; nothing was stored"
+                                 : "an error",
+                 "application/json");
+  }
+  answers["503"] = AnswerOf("overloaded; Retry-After says when", "application/json");
+  return answers;
+}
+
+ordered_json Operation(const RouteDescription& route) {
+  ordered_json operation = ordered_json::object();
+  const RouteDetails& details = route.details;
+  if (!details.summary.empty()) operation["summary"] = details.summary;
+  ordered_json parameters = Parameters(route);
   if (!parameters.empty()) operation["parameters"] = std::move(parameters);
-  const bool has_body = !route.body_schema_json.empty() || route.method == "POST" ||
+  const bool has_body = !details.body_schema_json.empty() || route.method == "POST" ||
                         route.method == "PUT" || route.method == "PATCH";
   if (has_body) {
-    ordered_json schema = route.body_schema_json.empty()
-                              ? ordered_json{{"type", "object"}}
-                              : ordered_json::parse(route.body_schema_json, nullptr, false);
-    operation["requestBody"]["content"]["application/json"]["schema"] = std::move(schema);
+    operation["requestBody"]["content"]["application/json"]["schema"] =
+        details.body_schema_json.empty() ? ordered_json{{"type", "object"}}
+                                         : Parsed(details.body_schema_json);
   }
-  operation["responses"] = {{"2XX", {{"description", "done"}}},
-                            {"4XX", {{"description", "the request is wrong; says what"}}},
-                            {"default", {{"description", "an error"}}}};
+  operation["responses"] = Answers(details);
   if (!route.needs_key) operation["security"] = ordered_json::array();
   return operation;
 }
@@ -85,11 +121,12 @@ std::string OpenApiPage(const std::vector<RouteDescription>& routes, const std::
       "are ignored.</p>\n";
   for (const RouteDescription& route : routes) {
     std::string body = "No fields are described.";
-    if (!route.body_schema_json.empty())
-      body = ordered_json::parse(route.body_schema_json, nullptr, false).dump(2);
+    if (!route.details.body_schema_json.empty())
+      body = Parsed(route.details.body_schema_json).dump(2);
     page += "<details><summary><code>" + EscapeHtml(route.method + " " + route.pattern) +
-            "</code> " + EscapeHtml(route.summary) + (route.needs_key ? "" : " (no key needed)") +
-            "</summary><pre>" + EscapeHtml(body) + "</pre></details>\n";
+            "</code> " + EscapeHtml(route.details.summary) +
+            (route.needs_key ? "" : " (no key needed)") + "</summary><pre>" + EscapeHtml(body) +
+            "</pre></details>\n";
   }
   return page + "</html>\n";
 }

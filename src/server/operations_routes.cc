@@ -50,6 +50,17 @@ bool IsAdmin(ApiCall& call) {
   return false;
 }
 
+/// Sends 403 unless the caller runs the whole server: figures of all tenants together tell one of
+/// the others' doings.
+bool IsOperator(ApiCall& call) {
+  if (!IsAdmin(call)) return false;
+  if (call.principal.tenant == kDefaultTenant) return true;
+  call.exchange->Respond(ErrorResponse(
+      call.request(), kDialect, InvalidArgument("this needs an API key of tenant default's admin"),
+      403, "admin_needed"));
+  return false;
+}
+
 /// Whose keys an admin may see; none: everybody's.
 std::optional<std::string> KeysOf(const Principal& principal) {
   if (principal.tenant == kDefaultTenant) return std::nullopt;
@@ -203,13 +214,16 @@ void AddOperationsRoutes(Routes& routes, const Context& context) {
   });
   routes.Describe("GET", "/readyz", "Whether requests can be served");
   routes.Add("GET", "/metrics", kDialect, [context](ApiCall& call) {
-    if (!IsAdmin(call)) return;
+    if (!IsOperator(call)) return;
     HttpResponse response;
     response.content_type = "text/plain; version=0.0.4; charset=utf-8";
     response.body = context->metrics->Text() + GaugesText(*context);
     call.exchange->Respond(std::move(response));
   });
-  routes.Describe("GET", "/metrics", "Figures of all tenants together, for Prometheus; for admins");
+  RouteDetails metrics;
+  metrics.summary = "Figures of all tenants together, for Prometheus; for tenant default's admins";
+  metrics.answer_type = "text/plain";
+  routes.Describe("GET", "/metrics", std::move(metrics));
   routes.AddPublic("GET", "/openapi.json", [context](ApiCall& call) {
     call.exchange->Respond(JsonResponse(OpenApiDocument(context->routes)));
   });
@@ -225,7 +239,10 @@ void AddOperationsRoutes(Routes& routes, const Context& context) {
     response.body = OpenApiPage(context->routes, nonce);
     call.exchange->Respond(std::move(response));
   });
-  routes.Describe("GET", "/docs", "This interface, for people");
+  RouteDetails page;
+  page.summary = "This interface, for people";
+  page.answer_type = "text/html";
+  routes.Describe("GET", "/docs", std::move(page));
   AddKeyRoutes(routes, context);
   AddSettingsRoutes(routes, context);
 }

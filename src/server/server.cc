@@ -56,7 +56,7 @@ Routes::Routes(Authenticate authenticate) : authenticate_(std::move(authenticate
 
 void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect dialect,
                  ApiHandler handler) {
-  added_.push_back({std::string(method), std::string(pattern), "", "", true});
+  added_.push_back({std::string(method), std::string(pattern), {}, true});
   handlers_[RouteKey(method, pattern)] = handler;
   router_.Add(
       method, pattern,
@@ -76,7 +76,7 @@ void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect
 }
 
 void Routes::AddPublic(std::string_view method, std::string_view pattern, ApiHandler handler) {
-  added_.push_back({std::string(method), std::string(pattern), "", "", false});
+  added_.push_back({std::string(method), std::string(pattern), {}, false});
   router_.Add(
       method, pattern,
       [handler = std::move(handler)](ExchangePtr exchange, const PathParameters& parameters) {
@@ -87,7 +87,14 @@ void Routes::AddPublic(std::string_view method, std::string_view pattern, ApiHan
 
 void Routes::Describe(std::string_view method, std::string_view pattern, std::string summary,
                       std::string body_schema_json) {
-  described_[RouteKey(method, pattern)] = {std::move(summary), std::move(body_schema_json)};
+  RouteDetails details;
+  details.summary = std::move(summary);
+  details.body_schema_json = std::move(body_schema_json);
+  Describe(method, pattern, std::move(details));
+}
+
+void Routes::Describe(std::string_view method, std::string_view pattern, RouteDetails details) {
+  described_[RouteKey(method, pattern)] = std::move(details);
 }
 
 const ApiHandler* Routes::Handler(std::string_view method, std::string_view pattern) const {
@@ -99,9 +106,7 @@ std::vector<RouteDescription> Routes::Descriptions() const {
   std::vector<RouteDescription> descriptions = added_;
   for (RouteDescription& description : descriptions) {
     const auto found = described_.find(RouteKey(description.method, description.pattern));
-    if (found == described_.end()) continue;
-    description.summary = found->second.first;
-    description.body_schema_json = found->second.second;
+    if (found != described_.end()) description.details = found->second;
   }
   return descriptions;
 }

@@ -44,11 +44,19 @@ struct CallRecord {
   double seconds = 0;
 };
 
-/// What /openapi.json says of a route.
+/// What /openapi.json says of a route, beside what is true of all.
+struct RouteDetails {
+  std::string summary;
+  std::string body_schema_json;   ///< of the request's body; empty: none, or any object
+  std::string query_schema_json;  ///< {"name": schema} of the query string's parameters
+  std::string answer_type = "application/json";
+  bool may_stream = false;    ///< answers as server-sent events if asked to
+  std::vector<int> failures;  ///< statuses from 500 on that it may answer, beside 503
+};
+
 struct RouteDescription {
   std::string method, pattern;
-  std::string summary;
-  std::string body_schema_json;  ///< of the request's body; empty: none, or any object
+  RouteDetails details;
   bool needs_key = true;
 };
 
@@ -79,6 +87,7 @@ class Routes {
   /// \param body_schema_json JSON schema of the request's body
   void Describe(std::string_view method, std::string_view pattern, std::string summary,
                 std::string body_schema_json = {});
+  void Describe(std::string_view method, std::string_view pattern, RouteDetails details);
   const Router& router() const { return router_; }
   /// What a route that was added does with a call that has been let in, for routes that do the same
   /// in other words; nullptr: there is none.
@@ -91,7 +100,7 @@ class Routes {
   Authenticate authenticate_;
   std::vector<RouteDescription> added_;
   // By "METHOD pattern".
-  std::map<std::string, std::pair<std::string, std::string>> described_;
+  std::map<std::string, RouteDetails> described_;
   std::map<std::string, ApiHandler> handlers_;
 };
 
