@@ -1,6 +1,8 @@
 # Short verbs over CMake. `make help` lists them.
-# Variables: MODEL=file.gguf (demo), JOBS=n, CHANGED=1 (lint only files changed against HEAD).
+# Variables: MODEL=file.gguf (demo), JOBS=n, CHANGED=1 (lint only files changed against HEAD),
+# VLLM=0.24.0 or 0.32.0 (test-vllm).
 JOBS ?= $(shell nproc)
+VLLM ?= 0.24.0
 SETUP := tools/setup
 BINARY := build/release/inferscale
 SHELL := /bin/bash
@@ -9,10 +11,10 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test bench lint format clean packages models configure
+.PHONY: help build demo test test-vllm wheel bench lint format clean packages models configure
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 packages:
 	@$(SETUP)/announce.sh
@@ -33,6 +35,13 @@ demo: build models ## memories in, answers out of injected KV; MODEL=x.gguf for 
 test: build models ## all tests; unit tests under the sanitizers too
 	@$(SETUP)/install_packages.sh test
 	@tools/test/run_tests.sh $(JOBS)
+
+wheel: packages ## the vLLM connector: dist/inferscale-*.whl
+	@$(SETUP)/install_packages.sh vllm
+	@$(SETUP)/build_wheel.sh >/dev/null
+
+test-vllm: packages models ## the connector on a real vLLM on this CPU; VLLM=0.32.0 for that version
+	@tools/test/run_vllm_tests.sh $(VLLM)
 
 bench: build models ## measure; every benchmark prints one table
 	@tools/test/run_benchmarks.sh

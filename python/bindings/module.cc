@@ -164,6 +164,8 @@ nb::dict Outcome(const TransferOutcome& outcome) {
 
 NB_MODULE(_native, module) {
   using namespace inferscale;  // NOLINT(google-build-using-namespace): one function, all names
+  // Engines live until the interpreter ends, and vLLM keeps its connectors.
+  nb::set_leak_warnings(false);
   module.def("sign_transfer", &SignTransfer, nb::arg("operation"), nb::kw_only(), nb::arg("salt"),
              nb::arg("scope_tag"), nb::arg("epoch"), nb::arg("expires_ms"), nb::arg("blocks"),
              nb::arg("prompt"), nb::arg("secret"));

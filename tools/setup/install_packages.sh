@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the distribution's packages that are missing, and only those.
-#   install_packages.sh [lint|test]
+#   install_packages.sh [lint|test|vllm]
 set -euo pipefail
 # shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -21,8 +21,9 @@ if [[ ! -f $target/complete ]]; then
     rm -rf -- "$target"
     "$base" -m venv "$target" >&2 ||
       fail "python3 cannot make virtual environments here (Debian, Ubuntu: apt-get install python3-venv)"
+    # Every file lists all that it needs; vLLM's leaves out what a CUDA toolkit or no CPU needs.
     "$target/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes \
-      --only-binary :all: --requirement "$requirements" </dev/null >&2 || {
+      --no-deps --only-binary :all: --requirement "$requirements" </dev/null >&2 || {
       rm -rf -- "$target"
       fail "could not install $requirements; see pip's message above"
     }

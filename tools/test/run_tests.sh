@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the release, address-sanitizer and thread-sanitizer tests and runs them all in one ctest,
-# whose summary closes the output.
+# whose summary closes the output. With INFERSCALE_TEST_VLLM=1 the connector's tests on vLLM first.
 #   run_tests.sh [JOBS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -11,6 +11,14 @@ for preset in release asan tsan; do
   cmake --preset "$preset" >/dev/null
   cmake --build --preset "$preset" --target inferscale_tests --parallel "$jobs"
 done
+
+# Real vLLM is gigabytes of downloads: CI asks for it. Before ctest, whose summary comes last.
+if [[ ${INFERSCALE_TEST_VLLM:-} == 1 ]]; then
+  for version in 0.24.0 0.32.0; do
+    printf 'inferscale: testing the connector with vLLM %s\n' "$version"
+    tools/test/run_vllm_tests.sh "$version"
+  done
+fi
 
 mkdir -p build/tests
 cat >build/tests/CTestTestfile.cmake <<CTEST

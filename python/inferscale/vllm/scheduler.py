@@ -69,6 +69,10 @@ class SchedulerSide:
     def plan(self, output: Any) -> bytes:
         if self.native is None:
             return b""
+        # Normally known already; pins must go also when that hook has failed.
+        for name in output.finished_req_ids:
+            if self.native.knows(name):
+                self.native.finished(name)
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             if self.native.knows(new.req_id):

@@ -1,0 +1,181 @@
+"""One real vLLM engine a model and session, in this process, with the connector."""
+
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+import subprocess
+import sys
+import time
+
+import pytest
+
+os.environ.update(
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="2",
+    OMP_WAIT_POLICY="PASSIVE",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCOPE = 7
+
+
+def key_of(*parts) -> bytes:
+    return hashlib.sha256(repr(parts).encode()).digest()[:16]
+
+
+class Engine:
+    """A vLLM engine, its secret, and its connector's two sides."""
+
+    def __init__(self, model: str, folder: pathlib.Path, **options):
+        from vllm import LLM
+
+        from inferscale.vllm import InferScaleConnector
+
+        self.secret = secrets.token_bytes(32).hex().encode()
+        secret_file = folder / "secret"
+        secret_file.write_bytes(self.secret)
+        secret_file.chmod(0o600)
+        extra = {"secret_file": str(secret_file), "codec": "f32", "host_bytes": "256M"}
+        extra |= options.pop("extra", {})
+        made = []
+        original = InferScaleConnector.__init__
+
+        def remember(connector, *arguments, **keywords):
+            original(connector, *arguments, **keywords)
+            made.append(connector)
+
+        InferScaleConnector.__init__ = remember
+        try:
+            self.llm = LLM(
+                model=model,
+                dtype="float32",
+                enforce_eager=True,
+                skip_tokenizer_init=True,
+                max_model_len=2048,
+                max_num_seqs=8,
+                kv_transfer_config={
+                    "kv_connector": "InferScaleConnector",
+                    "kv_connector_module_path": "inferscale.vllm",
+                    "kv_role": "kv_both",
+                    "kv_load_failure_policy": options.pop("policy", "recompute"),
+                    "kv_connector_extra_config": extra,
+                },
+                **options,
+            )
+        finally:
+            InferScaleConnector.__init__ = original
+        self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
+        self.worker = next(c.worker for c in made if c.worker is not None)
+        self.connectors = made
+        self._salts = 0
+
+    def close(self) -> None:
+        """vLLM keeps one worker's connector a process: the next engine needs a place for its own."""
+        from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
+
+        self.llm.llm_engine.engine_core.shutdown()
+        ensure_kv_transfer_shutdown()
+
+    def transfer(self, operation, prompt, blocks, salt, epoch=1, seconds=60, secret=None):
+        from inferscale import _native
+
+        signed = _native.sign_transfer(
+            operation, salt=salt, scope_tag=SCOPE, epoch=epoch,
+            expires_ms=int((time.time() + seconds) * 1000), blocks=blocks, prompt=prompt,
+            secret=secret or self.secret)
+        return json.loads(signed)
+
+    def fresh_salt(self) -> str:
+        self._salts += 1
+        return f"salt {self._salts}"
+
+    def run(self, prompt, operation=None, blocks=(), *, salt=None, tokens=1, transfer=None,
+            **signing):
+        """(token ids, log-probabilities a token, cached tokens, what the connector says)."""
+        from vllm import SamplingParams
+
+        salt = self.fresh_salt() if salt is None else salt
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, logprobs=5, detokenize=False,
+                                  ignore_eos=True)
+        if operation is not None:
+            transfer = self.transfer(operation, prompt, list(blocks), salt, **signing)
+        if transfer is not None:
+            sampling.extra_args = {"kv_transfer_params": {"inferscale": transfer}}
+        request = {"prompt_token_ids": list(prompt), "cache_salt": salt}
+        output = self.llm.generate(request, sampling, use_tqdm=False)[0]
+        answer = output.outputs[0]
+        logprobs = [{i: p.logprob for i, p in place.items()} for place in answer.logprobs]
+        said = (output.kv_transfer_params or {}).get("inferscale", {})
+        return list(answer.token_ids), logprobs, output.num_cached_tokens, said
+
+    def probe(self) -> None:
+        # 1025: the places 0, 1, 4, …, 1024 that the measurement reads.
+        self.run([5] * 1025, "probe")
+        assert self.scheduler.native.rotation_known, self.scheduler.native.counters()
+
+
+def difference(a, b) -> float:
+    """The largest difference of log-probabilities that both sides name, over all tokens."""
+    return max(abs(x[i] - y[i]) for x, y in zip(a, b, strict=True) for i in x.keys() & y.keys())
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> str:
+    """A Llama with random weights: 4 layers, 4 heads over 2 KV heads, 512 tokens."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("tiny")
+    hidden, heads, kv_heads, dim, inner, layers, vocabulary = 128, 4, 2, 32, 256, 4, 512
+    torch.manual_seed(11)
+
+    def random(*shape):
+        return torch.randn(*shape) * (shape[-1] ** -0.5)
+
+    weights = {"model.embed_tokens.weight": random(vocabulary, hidden) * 8,
+               "lm_head.weight": random(vocabulary, hidden) * 4,
+               "model.norm.weight": torch.ones(hidden)}
+    for layer in range(layers):
+        name = f"model.layers.{layer}."
+        weights |= {
+            name + "self_attn.q_proj.weight": random(heads * dim, hidden),
+            name + "self_attn.k_proj.weight": random(kv_heads * dim, hidden),
+            name + "self_attn.v_proj.weight": random(kv_heads * dim, hidden),
+            name + "self_attn.o_proj.weight": random(hidden, heads * dim),
+            name + "mlp.gate_proj.weight": random(inner, hidden),
+            name + "mlp.up_proj.weight": random(inner, hidden),
+            name + "mlp.down_proj.weight": random(hidden, inner),
+            name + "input_layernorm.weight": torch.ones(hidden),
+            name + "post_attention_layernorm.weight": torch.ones(hidden),
+        }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "vocab_size": vocabulary, "tie_word_embeddings": False, "torch_dtype": "float32",
+        "bos_token_id": 1, "eos_token_id": 2}))
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """SmolLM2-135M in float32, made from its GGUF once and kept in the cache."""
+    cache = pathlib.Path(os.environ.get("INFERSCALE_CACHE_DIR",
+                                        pathlib.Path.home() / ".cache/inferscale"))
+    source = cache / "models/SmolLM2-135M-Instruct-Q4_1.gguf"
+    script = ROOT / "tools/setup/dequantise_model.py"
+    version = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    folder = cache / f"models/SmolLM2-135M-Instruct-f32-{version}"
+    if not folder.exists():
+        assert source.exists(), f"{source} is missing; run `make models`"
+        subprocess.run([sys.executable, script, source, folder], check=True)
+    return str(folder)

@@ -1,0 +1,273 @@
+"""Every case of bookkeeping on a real vLLM with a tiny random Llama."""
+
+import random
+
+import pytest
+from conftest import Engine, difference, key_of
+
+EXACT = 1e-4
+BLOCK = 32  # the smallest that every version takes on a CPU
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model, tmp_path_factory):
+    engine = Engine(tiny_model, tmp_path_factory.mktemp("engine"), block_size=BLOCK,
+                    max_num_batched_tokens=256)
+    engine.probe()
+    yield engine
+    engine.close()
+
+
+def ids(count: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(10, 500) for _ in range(count)]
+
+
+def spans(*lengths: int):
+    begin, out = 0, []
+    for length in lengths:
+        out.append((begin, begin + length))
+        begin += length
+    return out
+
+
+def pins(engine) -> int:
+    return engine.scheduler.native.counters()["pins"]
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 63, 65, 100, 188])
+def test_kv_at_its_own_place_equals_a_cold_prefill(engine, length):
+    prompt = ids(length, length) + ids(9, 1)
+    blocks = [(key_of("own", length), 0, length)]
+    cold = engine.run(prompt, tokens=4)
+    _, _, _, said = engine.run(prompt[:length + 1], "capture", blocks)
+    assert said["captured_blocks"] == 1
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=4)
+    assert (cached, said["injected_tokens"], said["fallback"]) == (length, length, {})
+    assert tokens == cold[0]
+    assert difference(logprobs, cold[1]) < EXACT
+    assert pins(engine) == 0
+
+
+def test_a_prompt_covered_whole_leaves_its_last_token_to_the_engine(engine):
+    prompt = ids(32, 40)
+    cold = engine.run(prompt, tokens=2)
+    engine.run(prompt, "capture", [(key_of("whole"), 0, 32)])
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", [(key_of("whole"), 0, 32)], tokens=2)
+    assert cached == 31
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+@pytest.mark.parametrize("missing,expected", [(0, 0), (1, 20), (2, 45)])
+def test_facts_missing_at_the_start_middle_or_end_are_computed(engine, missing, expected):
+    prompt = ids(80, 50)
+    cold = engine.run(prompt, tokens=3)
+    places = spans(20, 25, 19)
+    blocks = [(key_of("miss", missing, i), *place) for i, place in enumerate(places)]
+    engine.run(prompt, "capture", [b for i, b in enumerate(blocks) if i != missing])
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == expected
+    assert said["fallback"] == {"not_ready": 1}
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_chunked_prefill_captures_the_same_kv(engine):
+    prompt = ids(900, 60)  # four passes of at most 256
+    cold = engine.run(prompt, tokens=3)
+    blocks = [(key_of("chunk", i), b, e) for i, (b, e) in enumerate(spans(250, 13, 300, 330))]
+    _, _, _, said = engine.run(prompt, "capture", blocks)
+    assert said["captured_blocks"] == 4
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == 893
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_a_capture_behind_a_prefix_hit_reads_what_the_hit_holds(engine):
+    prompt, salt = ids(70, 70), "shared"
+    engine.run(prompt, salt=salt)
+    _, _, cached, said = engine.run(prompt, "capture", [(key_of("hit"), 0, 60)], salt=salt)
+    assert cached >= BLOCK and said["captured_blocks"] == 1
+    cold = engine.run(prompt, tokens=3)
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", [(key_of("hit"), 0, 60)], tokens=3)
+    assert cached == 60
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_injects_behind_a_local_hit(engine):
+    prompt, salt = ids(90, 80), "local"
+    blocks = [(key_of("behind", i), b, e) for i, (b, e) in enumerate(spans(40, 45))]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    engine.run(prompt[:50], salt=salt)
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, salt=salt, tokens=3)
+    assert cached == 85 and said["injected_tokens"] == 85 - BLOCK
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_kv_of_one_salt_never_reaches_another(engine):
+    # Wrong KV on purpose: other tokens under keys that are then asked for by an exact copy's ids.
+    prompt = ids(64, 90)
+    engine.run(ids(10, 91) + prompt, "capture", [(key_of("pollute"), 10, 58)])
+    cold = engine.run(prompt, tokens=3)
+    polluted = engine.run(prompt, "inject", [(key_of("pollute"), 0, 48)], salt="polluted", tokens=3)
+    assert polluted[2] == 48
+    assert difference(polluted[1], cold[1]) > 0.01  # encoded behind other tokens: not the same KV
+    for salt in ("somebody else", "another"):
+        plain = engine.run(prompt, salt=salt, tokens=3)
+        assert plain[0] == cold[0] and difference(plain[1], cold[1]) < EXACT
+
+
+def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
+    prompt = ids(64, 100)
+    blocks = [(key_of("stolen"), 0, 48)]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    good = engine.transfer("inject", prompt, blocks, "s")
+    cases = [dict(good, mac="0" * 64), dict(good, epoch=2), dict(good, salt="t"),
+             engine.transfer("inject", prompt, blocks, "s", secret=b"another secret of 20"),
+             engine.transfer("inject", prompt, blocks, "s", seconds=-5),
+             engine.transfer("inject", prompt[:-1] + [9], blocks, "s")]
+    for transfer in cases:
+        tokens, logprobs, cached, said = engine.run(prompt, transfer=transfer, salt="s", tokens=3)
+        assert said["injected_tokens"] == 0 and said["fallback"] == {"unauthorised": 1}
+        assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    for transfer, reason in ((dict(good, schema=2), "schema"), ({"schema": 1}, "malformed"),
+                             ({}, "malformed"), (dict(good, blocks="x"), "malformed")):
+        said = engine.run(prompt, transfer=transfer, salt="s")[3]
+        assert said["fallback"] == {reason: 1}
+
+
+def test_colliding_keys_are_a_miss(engine):
+    first, second = ids(40, 110), ids(40, 111)
+    blocks = [(key_of("collision"), 0, 30)]
+    engine.run(first, "capture", blocks)
+    engine.run(second, "capture", blocks)
+    cold = engine.run(second, tokens=3)
+    tokens, logprobs, cached, _ = engine.run(second, "inject", blocks, tokens=3)
+    assert cached == 0 and tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_erased_facts_are_computed(engine):
+    prompt = ids(60, 120)
+    blocks = [(key_of("erase", i), b, e) for i, (b, e) in enumerate(spans(20, 30))]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    engine.scheduler.native.erase([key_of("erase", 1)])
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == 20 and said["fallback"] == {"not_ready": 1}
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_a_block_lost_between_lookup_and_load_is_recomputed(engine, monkeypatch):
+    prompt = ids(75, 130)
+    blocks = [(key_of("lost", i), b, e) for i, (b, e) in enumerate(spans(20, 30))]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    begin = engine.worker.start_load
+
+    def lose(plan):
+        from inferscale import _native
+
+        if plan and not lost:
+            lost.append(plan)
+            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
+            other.erase([key_of("lost", 1)])
+            engine.worker.native.begin(other.take_plan())
+        begin(plan)
+
+    lost: list[bytes] = []
+    monkeypatch.setattr(engine.worker, "start_load", lose)
+    before = engine.scheduler.native.counters()["load_failures"]
+    tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=3)
+    assert lost and engine.scheduler.native.counters()["load_failures"] == before + 1
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert pins(engine) == 0
+
+
+@pytest.mark.parametrize("side,hook", [
+    ("scheduler", "matched_tokens"), ("scheduler", "allocated"), ("scheduler", "plan"),
+    ("scheduler", "take_reports"), ("scheduler", "finished"), ("worker", "start_load"),
+    ("worker", "save"), ("worker", "failed_blocks"), ("worker", "report")])
+def test_no_exception_leaves_a_hook(engine, monkeypatch, side, hook):
+    prompt = ids(50, 140)
+    blocks = [(key_of("throw"), 0, 40)]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    connector = next(c for c in engine.connectors if getattr(c, side) is not None)
+
+    def fail(*arguments, **options):
+        raise RuntimeError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(getattr(connector, side), hook, fail)
+        tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert connector.failures > 0
+    connector.failures = 0
+    # What a hook that failed had promised is at worst computed again, never wrong.
+    if hook not in ("allocated", "plan", "start_load", "failed_blocks"):
+        assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    # And the connector goes on.
+    engine.run(prompt, "capture", blocks)
+    tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_aborts_at_any_time_leave_no_pins(engine):
+    from vllm import SamplingParams
+
+    prompt = ids(700, 150)
+    blocks = [(key_of("abort", i), b, e) for i, (b, e) in enumerate(spans(30, 40, 500))]
+    engine.run(prompt, "capture", blocks)
+    core = engine.llm.llm_engine
+    for number in range(24):
+        name, salt = f"abort-{number}", f"abort salt {number}"
+        sampling = SamplingParams(temperature=0, max_tokens=8, detokenize=False)
+        operation = "inject" if number % 3 else "capture"
+        used = blocks if operation == "inject" else [(key_of("again", number), 0, 600)]
+        sampling.extra_args = {"kv_transfer_params": {
+            "inferscale": engine.transfer(operation, prompt, used, salt)}}
+        core.add_request(name, {"prompt_token_ids": prompt, "cache_salt": salt}, sampling)
+        for _ in range(number % 5):
+            core.step()
+        core.abort_request([name])
+        while core.has_unfinished_requests():
+            core.step()
+    engine.run(ids(20, 151))
+    assert pins(engine) == 0
+    cold = engine.run(prompt, tokens=2)
+    tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=2)
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_requests_of_one_step_are_injected_together(engine):
+    from vllm import SamplingParams
+
+    prompts = [ids(60, 160 + i) for i in range(6)]
+    cold = [engine.run(p, tokens=2) for p in prompts]
+    for number, prompt in enumerate(prompts):
+        engine.run(prompt, "capture", [(key_of("many", number), 0, 50)])
+    requests, samplings = [], []
+    for number, prompt in enumerate(prompts):
+        salt = f"many {number}"
+        sampling = SamplingParams(temperature=0, max_tokens=2, logprobs=5, detokenize=False,
+                                  ignore_eos=True)
+        sampling.extra_args = {"kv_transfer_params": {"inferscale": engine.transfer(
+            "inject", prompt, [(key_of("many", number), 0, 50)], salt)}}
+        requests.append({"prompt_token_ids": prompt, "cache_salt": salt})
+        samplings.append(sampling)
+    for number, output in enumerate(engine.llm.generate(requests, samplings, use_tqdm=False)):
+        assert output.num_cached_tokens == 50
+        got = [{i: p.logprob for i, p in place.items()} for place in output.outputs[0].logprobs]
+        assert list(output.outputs[0].token_ids) == cold[number][0]
+        assert difference(got, cold[number][1]) < EXACT
+
+
+def test_a_reset_empties_the_store(engine):
+    prompt = ids(40, 170)
+    blocks = [(key_of("reset"), 0, 30)]
+    engine.run(prompt, "capture", blocks)
+    connector = next(c for c in engine.connectors if c.scheduler is not None)
+    assert connector.reset_cache()
+    assert engine.run(prompt, "inject", blocks)[2] == 0
+    engine.run(prompt, "capture", blocks)
+    assert engine.run(prompt, "inject", blocks)[2] == 30
