@@ -30,6 +30,7 @@ CLIENTS = 64
 IDLE = 500
 MEMORIES = 10_000
 OTHERS = 1_000
+FILLING = 3_000
 WORDS = "tea train canal piano harbour lemon window garden ticket mountain violin bridge".split()
 
 
@@ -136,6 +137,33 @@ async def settled(connection):
         await asyncio.sleep(0.2)
 
 
+async def fill_caches(port):
+    """A database larger than SQLite's page caches, read by as many connections as there are: what
+    memory then gains is no cache."""
+    connection = Connection(port)
+    for first in range(0, FILLING, 500):
+        await connection.json("POST", "/v3/memories/add/", {
+            "user_id": "filling", "infer": False, "metadata": {"filling": "x" * 8000},
+            "messages": [{"role": "user", "content": f"filling {number}"}
+                         for number in range(first, first + 500)]})
+    connection.close()
+    await settle_all(port)
+
+    async def read():
+        reader = Connection(port)
+        await listed(reader, "filling")
+        reader.close()
+
+    for _ in range(4):
+        await asyncio.gather(*(read() for _ in range(8)))
+
+
+async def settle_all(port):
+    connection = Connection(port)
+    await settled(connection)
+    connection.close()
+
+
 class Mixed:
     """One of the clients: a user of its own."""
 
@@ -197,6 +225,7 @@ async def measure_mixed(arguments, rows):
     program = Program(arguments, INFERSCALE_MODEL=arguments.model, INFERSCALE_CONTEXT_TOKENS="2048",
                       INFERSCALE_KV_HOST_BYTES=arguments.kv_host_bytes, INFERSCALE_EXTRACTION="verbatim")
     tally = collections.defaultdict(list, count=collections.Counter())
+    await fill_caches(program.port)
     clients = [Mixed(program.port, number, tally) for number in range(CLIENTS)]
     start = time.monotonic()
     memory = {}
