@@ -192,6 +192,7 @@ NB_MODULE(_native, module) {
       .def("take_plan", [](ConnectorScheduler& self) { return ToPython(self.TakePlan()); })
       .def("take_report", [](ConnectorScheduler& self,
                              const nb::bytes& report) { Check(self.TakeReport(Bytes(report))); })
+      .def("start_complete", &ConnectorScheduler::StartComplete)
       .def("finished", [](ConnectorScheduler& self,
                           const std::string& request) { return Outcome(self.Finished(request)); })
       .def("erase",

@@ -12,6 +12,7 @@ class Descriptor {
  public:
   explicit Descriptor(int value) : value_(value) {}
   ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : value_(other.Release()) {}
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return value_; }

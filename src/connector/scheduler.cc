@@ -169,6 +169,13 @@ Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
   acknowledged_[rank] = std::max(acknowledged_[rank], report.sequence);
   if (report.rotation_measured) rotation_measured_[rank] = true;
   if (!report.refusal.empty()) refusal_ = report.refusal;
+  for (const HeldBlock& held : report.held) {
+    const auto tokens = static_cast<std::int64_t>(held.tokens.size());
+    if (!directory_.Restored(
+            {held.key, held.scope_tag, held.epoch, options_.token_bytes * tokens, held.tokens})) {
+      plan_.drop.push_back(held.key);
+    }
+  }
   for (const StoredBlock& block : report.stored) {
     if (directory_.Stored(block.key, block.serial)) ++counters_.captured_blocks;
   }

@@ -69,6 +69,9 @@ class ConnectorScheduler {
   std::vector<std::uint8_t> TakePlan();
   /// What the ranks did. A malformed report is an error and changes nothing.
   Status TakeReport(std::span<const std::uint8_t> report);
+  /// Every rank has given its first report: what one of them lacks is missing for all. Call it
+  /// before the first step.
+  void StartComplete() { Drop(directory_.DropIncomplete()); }
   /// Finished, aborted, or preempted for good: its pins go.
   TransferOutcome Finished(const std::string& request);
 

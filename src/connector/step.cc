@@ -98,6 +98,11 @@ void Describe(Archive& archive, ScopeErasure& erasure) {
   archive(erasure.scope_tag), archive(erasure.epoch);
 }
 template <typename Archive>
+void Describe(Archive& archive, HeldBlock& block) {
+  archive(block.key), archive(block.scope_tag), archive(block.epoch);
+  Describe(archive, block.tokens);
+}
+template <typename Archive>
 void Describe(Archive& archive, StoredBlock& block) {
   archive(block.key), archive(block.serial);
 }
@@ -117,6 +122,7 @@ void Describe(Archive& archive, StepPlan& plan) {
 template <typename Archive>
 void Describe(Archive& archive, WorkerReport& report) {
   archive(report.rank), archive(report.sequence);
+  Describe(archive, report.held);
   Describe(archive, report.stored);
   Describe(archive, report.lost);
   Describe(archive, report.injected);

@@ -81,10 +81,19 @@ struct InjectedTokens {
   std::int32_t tokens = 0;
 };
 
+/// A block that a rank holds from before it started.
+struct HeldBlock {
+  KvKey key;
+  std::uint64_t scope_tag = 0;
+  std::uint64_t epoch = 0;
+  TokenIds tokens;
+};
+
 /// One rank's account of the steps since its last report.
 struct WorkerReport {
   std::int32_t rank = 0;
-  std::uint64_t sequence = 0;  ///< of the last plan it carried out, erasures included
+  std::uint64_t sequence = 0;   ///< of the last plan it carried out, erasures included
+  std::vector<HeldBlock> held;  ///< in a rank's first report
   std::vector<StoredBlock> stored;
   std::vector<StoredBlock> lost;  ///< not stored (serial given), or missing at a load (serial 0)
   std::vector<InjectedTokens> injected;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/cpu/convert.h"
+#include "kv/block_folder.h"
 
 namespace inferscale {
 namespace {
@@ -36,7 +37,24 @@ Result<std::unique_ptr<ConnectorWorker>> ConnectorWorker::Create(ConnectorWorker
   store.file_budget_bytes = worker->options_.file_budget_bytes;
   store.fingerprint = worker->options_.fingerprint;
   INFERSCALE_ASSIGN_OR_RETURN(worker->store_, KvStore::Open(std::move(store)));
+  INFERSCALE_RETURN_IF_ERROR(worker->ListHeld());
   return worker;
+}
+
+Status ConnectorWorker::ListHeld() {
+  if (options_.folder.empty()) return OkStatus();
+  INFERSCALE_ASSIGN_OR_RETURN(const auto folder, BlockFolder::Open(options_.folder));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<BlockFolder::Listed> files, folder->List());
+  for (const BlockFolder::Listed& file : files) {
+    if (file.id.fingerprint_prefix != FingerprintPrefix(options_.fingerprint)) continue;
+    auto info = folder->LoadInfo(file.id, options_.fingerprint);
+    // A file that cannot be read, or is of another codec or shape, is not served; it is evicted.
+    if (!info.ok() || info->codec != options_.codec || info->geometry != options_.geometry)
+      continue;
+    report_.held.push_back({info->key, info->scope_tag, info->epoch, std::move(info->tokens)});
+  }
+  news_ = !report_.held.empty();
+  return OkStatus();
 }
 
 Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
@@ -337,6 +355,7 @@ std::vector<std::uint8_t> ConnectorWorker::TakeReport() {
   if (!news_) return {};
   news_ = false;
   std::vector<std::uint8_t> bytes = SerializeWorkerReport(report_);
+  report_.held.clear();
   report_.stored.clear();
   report_.lost.clear();
   report_.injected.clear();

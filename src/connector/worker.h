@@ -88,6 +88,7 @@ class ConnectorWorker {
   };
 
   explicit ConnectorWorker(ConnectorWorkerOptions options) : options_(std::move(options)) {}
+  Status ListHeld();
   kernels::CodecView View() const;
   kernels::RopeTable Rope() const;
   Status LayoutOf(const Staging& staging, std::int64_t tokens, kernels::PagedLayout& layout,

@@ -47,6 +47,31 @@ bool BlockDirectory::Stored(const KvKey& key, std::uint64_t serial) {
   return entry->second.stored_ranks == ranks_;
 }
 
+bool BlockDirectory::Restored(DirectoryBlock block) {
+  const auto entry = entries_.find(block.key);
+  if (entry != entries_.end()) {
+    const DirectoryBlock& known = entry->second.block;
+    if (known.scope_tag != block.scope_tag || known.tokens != block.tokens) return false;
+    Stored(block.key, entry->second.serial);
+    return true;
+  }
+  if (bytes_ + block.bytes > budget_bytes_) return false;
+  const KvKey key = block.key;
+  const auto place = Reserve(std::move(block));
+  if (!place.ok()) return false;
+  Stored(key, place->serial);
+  return true;
+}
+
+std::vector<KvKey> BlockDirectory::DropIncomplete() {
+  std::vector<KvKey> keys;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.stored_ranks < ranks_) keys.push_back(key);
+  }
+  for (const KvKey& key : keys) Erase(key);
+  return keys;
+}
+
 bool BlockDirectory::Lost(const KvKey& key, std::uint64_t serial) {
   const auto entry = entries_.find(key);
   if (entry == entries_.end() || (serial != 0 && entry->second.serial != serial)) return false;

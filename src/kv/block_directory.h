@@ -45,6 +45,11 @@ class BlockDirectory {
   /// One rank has stored what was reserved; nothing happens if it has been erased since. \return
   /// whether the block is ready now.
   bool Stored(const KvKey& key, std::uint64_t serial);
+  /// One rank holds it from before a restart. \return false if it cannot stay (its scope is fenced,
+  /// it does not fit, or the ranks' copies differ): the ranks are to drop it.
+  bool Restored(DirectoryBlock block);
+  /// Removes what not every rank has stored. \return the keys.
+  std::vector<KvKey> DropIncomplete();
   /// A rank could not store it, or has lost it (serial 0: whichever it was): it is gone from the
   /// directory. \return whether it was here, so that the other ranks are told to drop it.
   bool Lost(const KvKey& key, std::uint64_t serial = 0);

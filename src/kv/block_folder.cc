@@ -70,8 +70,13 @@ Status ReadError(const fs::path& path, int error) {
   return status.code() == StatusCode::kNotFound ? status : Unavailable(status.message());
 }
 
-Result<std::shared_ptr<const KvBlock>> LoadFile(const fs::path& path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+struct OpenBlock {
+  Descriptor file;  // after the header
+  BlockHeader header;
+};
+
+Result<OpenBlock> OpenFile(const fs::path& path) {
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (file.get() < 0) {
     if (errno == ELOOP) return DataLoss("is a link, not a KV block file");
     return ReadError(path, errno);
@@ -100,10 +105,25 @@ Result<std::shared_ptr<const KvBlock>> LoadFile(const fs::path& path) {
     return DataLoss("has " + std::to_string(file_bytes) + " bytes, its header says " +
                     std::to_string(header_bytes) + " + " + std::to_string(header.payload_bytes));
   }
-  std::vector<std::uint8_t> payload(header.payload_bytes);
-  if (const int error = ReadAll(file.get(), payload); error != 0) return ReadError(path, error);
-  INFERSCALE_RETURN_IF_ERROR(CheckBlockPayload(header, payload));
-  return KvBlock::Create(std::move(header.info), std::move(payload));
+  return OpenBlock{std::move(file), std::move(header)};
+}
+
+Result<std::shared_ptr<const KvBlock>> LoadFile(const fs::path& path) {
+  INFERSCALE_ASSIGN_OR_RETURN(OpenBlock block, OpenFile(path));
+  std::vector<std::uint8_t> payload(block.header.payload_bytes);
+  if (const int error = ReadAll(block.file.get(), payload); error != 0) {
+    return ReadError(path, error);
+  }
+  INFERSCALE_RETURN_IF_ERROR(CheckBlockPayload(block.header, payload));
+  return KvBlock::Create(std::move(block.header.info), std::move(payload));
+}
+
+Status CheckIdentity(const KvBlockInfo& info, const BlockFileId& id, const Fingerprint& fingerprint,
+                     const fs::path& path) {
+  if (info.key == id.key && info.fingerprint == fingerprint && info.scope_tag == id.scope_tag) {
+    return OkStatus();
+  }
+  return DataLoss(path.string() + " holds a block of another key, scope or model");
 }
 
 }  // namespace
@@ -214,14 +234,19 @@ Result<std::shared_ptr<const KvBlock>> BlockFolder::Load(const BlockFileId& id,
       const bool corrupt = block.status().code() == StatusCode::kDataLoss;
       return corrupt ? block.status().WithContext(path.string()) : block.status();
     }
-    const KvBlockInfo& info = (*block)->info();
-    if (info.key != id.key || info.fingerprint != fingerprint || info.scope_tag != id.scope_tag) {
-      return DataLoss(path.string() + " holds a block of another key, scope or model");
-    }
+    INFERSCALE_RETURN_IF_ERROR(CheckIdentity((*block)->info(), id, fingerprint, path));
     return block;
   } catch (const std::bad_alloc&) {
     return Unavailable("not enough memory to load " + path.string());
   }
+}
+
+Result<KvBlockInfo> BlockFolder::LoadInfo(const BlockFileId& id,
+                                          const Fingerprint& fingerprint) const {
+  const fs::path path = PathOf(id);
+  INFERSCALE_ASSIGN_OR_RETURN(OpenBlock block, OpenFile(path));
+  INFERSCALE_RETURN_IF_ERROR(CheckIdentity(block.header.info, id, fingerprint, path));
+  return std::move(block.header.info);
 }
 
 void BlockFolder::Touch(const BlockFileId& id) const {

@@ -50,6 +50,8 @@ class BlockFolder {
   /// kNotFound; kDataLoss when it is not the whole, unchanged block `id` of `fingerprint`.
   Result<std::shared_ptr<const KvBlock>> Load(const BlockFileId& id,
                                               const Fingerprint& fingerprint) const;
+  /// The header alone, checked against its own checksum; the payload is not read.
+  Result<KvBlockInfo> LoadInfo(const BlockFileId& id, const Fingerprint& fingerprint) const;
   /// Renews the modification time, which is the order of use that survives a restart.
   void Touch(const BlockFileId& id) const;
 

@@ -191,6 +191,17 @@ class ConnectorTest : public ::testing::TestWithParam<int> {
     }
   }
 
+  /// What workers say at their start.
+  void TakeReports() {
+    for (auto& worker : workers_) {
+      const auto report = worker->TakeReport();
+      if (!report.empty()) {
+        EXPECT_TRUE(scheduler_->TakeReport(report).ok());
+      }
+    }
+    scheduler_->StartComplete();
+  }
+
   std::string Sign(TransferOperation operation, const TokenIds& prompt,
                    std::vector<TransferBlock> blocks, std::uint64_t epoch = 1) {
     TransferRequest request;
@@ -397,6 +408,32 @@ TEST_P(ConnectorTest, EvictsUnderItsBudgetAndRefusesWhatDoesNotFit) {
   EXPECT_TRUE(scheduler_->Ready(KeyOf(2)));
   const auto large = Run("c", TransferOperation::kCapture, prompt, {{KeyOf(4), 0, 60, {}}});
   EXPECT_EQ(large.fallbacks.at("over_budget"), 1);
+}
+
+TEST_P(ConnectorTest, AfterARestartFilesServeAndAFactOneRankLacksIsMissingForAll) {
+  Probe();
+  const TokenIds prompt = Numbers(90, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 40, {}}, {KeyOf(2), 40, 80, {}}};
+  Run("c", TransferOperation::kCapture, prompt, all);
+  Start(GetParam(), std::int64_t{1} << 24);
+  TakeReports();
+  Probe();
+  EXPECT_EQ(Run("s", TransferOperation::kInject, prompt, all).injected_tokens, 80);
+  EXPECT_LT(Difference(prompt, 0, 90), 2e-4F);
+
+  // The last rank's file of the second block is gone when the engine starts again.
+  StepPlan loss;
+  loss.sequence = 1;
+  loss.drop = {KeyOf(2)};
+  ASSERT_TRUE(workers_.back()->Begin(SerializeStepPlan(loss)).ok());
+  Start(GetParam(), std::int64_t{1} << 24);
+  TakeReports();
+  Probe();
+  EXPECT_EQ(Run("t", TransferOperation::kInject, prompt, all).injected_tokens, 40);
+  // It can be captured again.
+  EXPECT_EQ(Run("d", TransferOperation::kCapture, prompt, all).captured_blocks, 2);
+  EXPECT_EQ(Run("u", TransferOperation::kInject, prompt, all).injected_tokens, 80);
+  EXPECT_LT(Difference(prompt, 0, 90), 2e-4F);
 }
 
 TEST_P(ConnectorTest, UnsignedRequestsAreServedAsText) {

@@ -72,7 +72,8 @@ class Engine:
         finally:
             InferScaleConnector.__init__ = original
         self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
-        self.worker = next(c.worker for c in made if c.worker is not None)
+        # With several ranks the workers are processes of their own.
+        self.worker = next((c.worker for c in made if c.worker is not None), None)
         self.connectors = made
         self._salts = 0
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Builds dist/inferscale-*.whl with the libraries it needs inside, and prints its path.
-#   build_wheel.sh [PYTHON]   for this Python, python3 if none is named
+# INFERSCALE_PYTHON names the Python it is for, python3 if it is not set.
 set -euo pipefail
 # shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-python=$(INFERSCALE_PYTHON=${1:-python3} "$REPOSITORY_ROOT/tools/setup/python.sh" requirements_wheel.txt)
+python=$("$REPOSITORY_ROOT/tools/setup/python.sh" requirements_wheel.txt)
 tools=$(dirname "$python")
 build="$REPOSITORY_ROOT/build/wheel"
 mkdir -p "$build" "$REPOSITORY_ROOT/dist"

@@ -21,7 +21,7 @@ if ! "$python" -c 'import torch' 2>/dev/null; then
     --only-binary :all: --requirement "$REPOSITORY_ROOT/tools/setup/requirements_cuda_$version.txt" \
     </dev/null >&2
 fi
-wheel=$("$REPOSITORY_ROOT/tools/setup/build_wheel.sh" "$python")
+wheel=$("$REPOSITORY_ROOT/tools/setup/build_wheel.sh")
 
 # Beside the shared environment, so that tests of two versions of the wheel do not meet.
 site="$REPOSITORY_ROOT/build/wheel/site-$version"

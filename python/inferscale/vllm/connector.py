@@ -12,6 +12,7 @@ from typing import Any
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
@@ -39,6 +40,13 @@ class WorkerReports(KVConnectorWorkerMetadata):
 
     def aggregate(self, other: "KVConnectorWorkerMetadata") -> "WorkerReports":
         return WorkerReports(self.reports + other.reports)
+
+
+@dataclass
+class FirstReport(KVConnectorHandshakeMetadata):
+    """What a rank holds from before it started."""
+
+    report: bytes = b""
 
 
 def guarded(default: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -113,6 +121,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler.native.clear()
         return True
 
+    @guarded(lambda: None)
+    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
+        self.scheduler.start([metadata[rank].report for rank in sorted(metadata)])
+
     # The worker's side.
 
     @guarded(lambda: None)
@@ -123,6 +135,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker.refuse(str(error))
         if self.worker.refusal:
             logger.warning("inferscale: facts are served as text: %s", self.worker.refusal)
+
+    @guarded(lambda: None)
+    def get_handshake_metadata(self) -> FirstReport:
+        return FirstReport(self.worker.report())
 
     @guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

@@ -36,7 +36,7 @@ class SchedulerSide:
         layers = len(kv_cache_config.kv_cache_groups[0].layer_names)
         self.native = _native.Scheduler(
             secret=settings.secret,
-            budget_bytes=settings.host_bytes,
+            budget_bytes=settings.file_bytes if settings.folder else settings.host_bytes,
             token_bytes=_native.token_bytes(settings.codec, layers, spec.num_kv_heads,
                                             spec.head_size),
             ranks=vllm_config.parallel_config.tensor_parallel_size,
@@ -86,6 +86,11 @@ class SchedulerSide:
                                       list(blocks[0]) if blocks else [],
                                       name in cached.resumed_req_ids)
         return self.native.take_plan()
+
+    def start(self, reports: list[bytes]) -> None:
+        self.take_reports(reports)
+        if self.native is not None:
+            self.native.start_complete()
 
     def take_reports(self, reports: list[bytes]) -> None:
         for report in reports:

@@ -43,9 +43,10 @@ class WorkerSide:
             codec=self.settings.codec,
             fingerprint=fingerprint_of(self.config),
             folder=folder,
-            # The scheduler evicts by its own account; the store must never be the first to do so.
+            # The scheduler evicts by its own account, of the files if there are any; the store must
+            # never be the first to do so. Headers and the catalogue of a block are not in it.
             host_budget_bytes=self.settings.host_bytes * 5 // 4,
-            file_budget_bytes=self.settings.file_bytes,
+            file_budget_bytes=self.settings.file_bytes * 5 // 4,
             block_slots=spec.block_size,
             engine_blocks=self.cache.blocks,
             max_position=self.config.model_config.max_model_len,

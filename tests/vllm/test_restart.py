@@ -1,0 +1,43 @@
+"""Two ranks of a real vLLM with files: a restart serves them, a shard that is gone is missing."""
+
+import shutil
+
+import pytest
+from conftest import Engine, difference, key_of
+from test_bookkeeping import BLOCK, EXACT, ids, spans
+
+
+def start(tiny_model, folder, ranks):
+    engine = Engine(tiny_model, folder, block_size=BLOCK, max_num_batched_tokens=2048,
+                    tensor_parallel_size=ranks,
+                    extra={"folder": str(folder / "kv"), "file_bytes": "64M"})
+    engine.probe()
+    return engine
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_files_serve_after_a_restart_and_a_lost_shard_is_computed(tiny_model, tmp_path, ranks):
+    prompt = ids(100, 200)
+    blocks = [(key_of("restart", i), b, e) for i, (b, e) in enumerate(spans(40, 50))]
+    engine = start(tiny_model, tmp_path, ranks)
+    cold = engine.run(prompt, tokens=3)
+    assert engine.run(prompt, "capture", blocks)[3]["captured_blocks"] == 2
+    assert engine.run(prompt, "inject", blocks)[2] == 90
+    engine.close()
+
+    engine = start(tiny_model, tmp_path, ranks)
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == 90
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    engine.close()
+
+    second = key_of("restart", 1).hex()
+    lost = list((tmp_path / f"kv/rank-{ranks - 1}").rglob(f"{second}*"))
+    assert len(lost) == 1
+    lost[0].unlink()
+    engine = start(tiny_model, tmp_path, ranks)
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == 40 and said["fallback"] == {"not_ready": 1}
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    engine.close()
+    shutil.rmtree(tmp_path / "kv")
