@@ -199,13 +199,14 @@ NB_MODULE(_native, module) {
            [](ConnectorScheduler& self, const std::vector<nb::bytes>& keys) {
              std::vector<KvKey> list;
              for (const nb::bytes& key : keys) list.push_back(Key(key));
-             self.Erase(list);
+             return self.Erase(list);
            })
       .def("erase_scope", &ConnectorScheduler::EraseScope)
       .def("clear", &ConnectorScheduler::Clear)
       .def("ready", [](const ConnectorScheduler& self,
                        const nb::bytes& key) { return self.Ready(Key(key)); })
       .def_prop_ro("rotation_known", &ConnectorScheduler::rotation_known)
+      .def_prop_ro("acknowledged_plan", &ConnectorScheduler::AcknowledgedPlan)
       .def("counters", &Counters);
 
   nb::class_<ConnectorWorker>(module, "Worker")

@@ -100,6 +100,7 @@ void ConnectorScheduler::Allocated(const std::string& request, std::int32_t exte
     const std::int32_t first = std::max(block.begin, begin), last = std::min(block.end, end);
     if (first < last) load.pieces.push_back({block.key, first - block.begin, last - first, first});
   }
+  active.promised = external;
   plan_.loads.push_back(std::move(load));
 }
 
@@ -187,7 +188,9 @@ Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
     for (const InjectedTokens& injected : report.injected) {
       counters_.injected_tokens += injected.tokens;
       const auto active = requests_.find(injected.request);
-      if (active != requests_.end()) active->second.outcome.injected_tokens += injected.tokens;
+      if (active == requests_.end()) continue;
+      active->second.outcome.injected_tokens += injected.tokens;
+      active->second.promised = 0;
     }
   }
   return OkStatus();
@@ -204,7 +207,11 @@ TransferOutcome ConnectorScheduler::Finished(const std::string& request) {
   const auto found = requests_.find(request);
   if (found == requests_.end()) return {};
   Unpin(found->second);
-  std::erase_if(plan_.loads, [&](const RequestLoad& load) { return load.request == request; });
+  if (std::erase_if(plan_.loads, [&](const auto& load) { return load.request == request; }) == 0) {
+    // A request that ends with its first pass ends before that pass is reported. Had its load
+    // failed, the engine would have computed it again and not ended it.
+    found->second.outcome.injected_tokens += found->second.promised;
+  }
   // Its engine blocks may be another's by the next pass.
   for (const CaptureItem& item : plan_.captures) {
     if (item.request == request) directory_.Lost(item.key, item.serial);
@@ -237,15 +244,17 @@ void ConnectorScheduler::Drop(std::span<const KvKey> keys) {
   plan_.drop.insert(plan_.drop.end(), keys.begin(), keys.end());
 }
 
-void ConnectorScheduler::Erase(std::span<const KvKey> keys) {
+std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys) {
   for (const KvKey& key : keys) directory_.Erase(key);
   // Also what the directory does not know: a rank may hold a file of it.
   Drop(keys);
+  return plan_.sequence;
 }
 
-void ConnectorScheduler::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
+std::uint64_t ConnectorScheduler::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
   directory_.EraseScope(scope_tag, epoch);
   plan_.erase_scopes.push_back({scope_tag, epoch});
+  return plan_.sequence;
 }
 
 void ConnectorScheduler::Clear() {

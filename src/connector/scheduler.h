@@ -75,8 +75,9 @@ class ConnectorScheduler {
   /// Finished, aborted, or preempted for good: its pins go.
   TransferOutcome Finished(const std::string& request);
 
-  void Erase(std::span<const KvKey> keys);
-  void EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
+  /// Not served from now on. \return the plan after which the bytes are gone from every rank.
+  std::uint64_t Erase(std::span<const KvKey> keys);
+  std::uint64_t EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
   /// Every block goes: another model, a reset, a sleep.
   void Clear();
   bool Ready(const KvKey& key) const { return directory_.Ready(key); }
@@ -101,6 +102,7 @@ class ConnectorScheduler {
     std::vector<Pinned> pins;  ///< [blocks]; serial 0: not pinned
     std::vector<std::int32_t> block_table;
     std::int32_t matched_from = 0;  ///< `computed` of the last match
+    std::int32_t promised = 0;      ///< tokens to load that no report has told of yet
     std::size_t next_capture = 0;
     bool probed = false;
     TransferOutcome outcome;

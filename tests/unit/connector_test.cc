@@ -344,6 +344,20 @@ TEST_P(ConnectorTest, AWholePromptLeavesItsLastTokenToTheEngine) {
   EXPECT_LT(Difference(prompt, 0, 32), 2e-4F);
 }
 
+TEST_P(ConnectorTest, ARequestThatEndsBeforeItsPassIsReportedCountsWhatWasWritten) {
+  Probe();
+  const TokenIds prompt = Numbers(40, 1);
+  Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
+  const std::string transfer = Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
+  for (const bool planned : {true, false}) {
+    ASSERT_TRUE(scheduler_->Add("r", transfer, prompt, "salt", 5));
+    ASSERT_EQ(scheduler_->MatchedTokens("r", 0), 30);
+    scheduler_->Allocated("r", 30, Table(40));
+    if (planned) EXPECT_FALSE(scheduler_->TakePlan().empty());
+    EXPECT_EQ(scheduler_->Finished("r").injected_tokens, planned ? 30 : 0);
+  }
+}
+
 TEST_P(ConnectorTest, MatchesUpToTheFirstMissingOrForeignBlock) {
   Probe();
   const TokenIds prompt = Numbers(70, 1);

@@ -55,6 +55,7 @@ def test_a_prompt_covered_whole_leaves_its_last_token_to_the_engine(engine):
     engine.run(prompt, "capture", [(key_of("whole"), 0, 32)])
     tokens, logprobs, cached, _ = engine.run(prompt, "inject", [(key_of("whole"), 0, 32)], tokens=2)
     assert cached == 31
+    assert engine.run(prompt, "inject", [(key_of("whole"), 0, 32)])[3]["injected_tokens"] == 31
     assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
 
 

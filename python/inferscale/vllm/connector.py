@@ -122,6 +122,11 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     @guarded(lambda: None)
+    def shutdown(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.close()
+
+    @guarded(lambda: None)
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         self.scheduler.start([metadata[rank].report for rank in sorted(metadata)])
 

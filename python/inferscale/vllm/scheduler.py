@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from inferscale import _native
-from inferscale.vllm.settings import Settings, refusal_of
+from inferscale import __version__, _native
+from inferscale.vllm.control import ControlServer, Reports
+from inferscale.vllm.settings import Settings, fingerprint_of, refusal_of
 
 PARAMETER = "inferscale"
 
@@ -30,6 +31,9 @@ class SchedulerSide:
         self.refusal = refusal_of(vllm_config, kv_cache_config)
         self.obstacles: dict[str, int] = {}
         self.native: Any = None
+        self.control: ControlServer | None = None
+        self.reports = Reports()
+        self.macs: dict[str, str] = {}
         if self.refusal:
             return
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
@@ -41,6 +45,28 @@ class SchedulerSide:
                                             spec.head_size),
             ranks=vllm_config.parallel_config.tensor_parallel_size,
         )
+        if settings.control_socket:
+            parallel = vllm_config.parallel_config
+            self.facts = {
+                "version": __version__,
+                "fingerprint": fingerprint_of(vllm_config).hex(),
+                "codec": settings.codec,
+                "layers": layers,
+                "kv_heads": spec.num_kv_heads * parallel.tensor_parallel_size,
+                "head_dim": spec.head_size,
+                "ranks": parallel.tensor_parallel_size,
+                "refusal": "",
+            }
+            rank = parallel.data_parallel_rank
+            self.control = ControlServer(
+                settings.control_socket + (f"-{rank}" if rank else ""), settings.secret,
+                self.native, self.reports,
+                lambda: {**self.facts, "refusal": self.native.counters()["refusal"]})
+
+    def close(self) -> None:
+        if self.control is not None:
+            self.control.close()
+            self.control = None
 
     def _know(self, request: Any) -> bool:
         """Adds a request that asks for us, once."""
@@ -57,6 +83,8 @@ class SchedulerSide:
             return False
         self.native.add(request.request_id, json.dumps(transfer), request.prompt_token_ids,
                         request.cache_salt or "")
+        if isinstance(transfer, dict) and isinstance(transfer.get("mac"), str):
+            self.macs[request.request_id] = transfer["mac"]
         return True
 
     def matched_tokens(self, request: Any, computed: int) -> int:
@@ -72,7 +100,7 @@ class SchedulerSide:
         # Normally known already; pins must go also when that hook has failed.
         for name in output.finished_req_ids:
             if self.native.knows(name):
-                self.native.finished(name)
+                self._finish(name)
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             if self.native.knows(new.req_id):
@@ -100,4 +128,11 @@ class SchedulerSide:
     def finished(self, request: Any) -> dict[str, Any] | None:
         if self.native is None or not self.native.knows(request.request_id):
             return None
-        return {PARAMETER: self.native.finished(request.request_id)}
+        return {PARAMETER: self._finish(request.request_id)}
+
+    def _finish(self, name: str) -> dict[str, Any]:
+        outcome = self.native.finished(name)
+        mac = self.macs.pop(name, None)
+        if mac is not None:
+            self.reports.add(mac, outcome)
+        return outcome

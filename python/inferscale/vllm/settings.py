@@ -13,7 +13,8 @@ from inferscale import _native
 TESTED_VLLM = {(0, 24), (0, 32), (0, 33)}
 SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-KNOWN = {"secret_file", "codec", "host_bytes", "file_bytes", "folder", "allow_untested_vllm"}
+KNOWN = {"secret_file", "codec", "host_bytes", "file_bytes", "folder", "control_socket",
+         "allow_untested_vllm"}
 CODECS = ("f32", "f16", "bf16", "int8", "int4")
 
 
@@ -28,6 +29,7 @@ class Settings:
     host_bytes: int  # a rank
     file_bytes: int  # a rank
     folder: str  # empty: no files
+    control_socket: str  # path; empty: none. "-1" and so on are added for data-parallel ranks
     allow_untested_vllm: bool
 
 
@@ -70,6 +72,7 @@ def read_settings(extra: dict[str, Any]) -> Settings:
         host_bytes=parse_size("host_bytes", extra.get("host_bytes", "4G")),
         file_bytes=parse_size("file_bytes", extra.get("file_bytes", "32G")),
         folder=str(extra.get("folder", "")),
+        control_socket=str(extra.get("control_socket", "")),
         allow_untested_vllm=bool(extra.get("allow_untested_vllm", False)),
     )
 
