@@ -353,7 +353,9 @@ TEST_P(ConnectorTest, ARequestThatEndsBeforeItsPassIsReportedCountsWhatWasWritte
     ASSERT_TRUE(scheduler_->Add("r", transfer, prompt, "salt", 5));
     ASSERT_EQ(scheduler_->MatchedTokens("r", 0), 30);
     scheduler_->Allocated("r", 30, Table(40));
-    if (planned) EXPECT_FALSE(scheduler_->TakePlan().empty());
+    if (planned) {
+      EXPECT_FALSE(scheduler_->TakePlan().empty());
+    }
     EXPECT_EQ(scheduler_->Finished("r").injected_tokens, planned ? 30 : 0);
   }
 }

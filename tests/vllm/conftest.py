@@ -58,7 +58,7 @@ class Engine:
                 dtype="float32",
                 enforce_eager=True,
                 skip_tokenizer_init=True,
-                max_model_len=2048,
+                max_model_len=options.pop("max_model_len", 2048),
                 max_num_seqs=8,
                 kv_transfer_config={
                     "kv_connector": "InferScaleConnector",
