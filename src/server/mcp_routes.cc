@@ -84,8 +84,7 @@ class Reply {
     } else if (batch_) {
       exchange_->Respond(JsonResponse(all));
     } else {
-      const int status = StatusOf(all.front());
-      exchange_->Respond(JsonResponse(std::move(all.front()), status));
+      exchange_->Respond(JsonResponse(all.front(), StatusOf(all.front())));
     }
   }
 

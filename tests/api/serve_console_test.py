@@ -318,6 +318,8 @@ class Console(ConsoleTest, ServeTest):
                     self.assertLessEqual(page.run("document.documentElement.scrollWidth"), width)
                     self.ask(page, "Where does Anna park?", "compare")
                     self.picture(page, f"{name}-chat")
+                    above = "document.querySelector('.message.%s').getBoundingClientRect().y"
+                    self.assertTrue(page.run(f"{above % 'user'} < {above % 'assistant'}"))
                     self.assertLessEqual(page.run("document.documentElement.scrollWidth"), width)
                     if tabs:
                         page.click(".evidence-link")

@@ -46,7 +46,7 @@ class McpRoutes : public ApiTest {
             const NameValues& headers = {}) {
     const json result = Tool(name, arguments, key, headers);
     EXPECT_EQ(result["isError"], false) << result.dump();
-    const json content = result.value("structuredContent", json::object());
+    json content = result.value("structuredContent", json::object());
     EXPECT_EQ(json::parse(result["content"][0]["text"].get<std::string>()), content);
     return content;
   }
