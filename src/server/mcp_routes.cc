@@ -314,6 +314,13 @@ class Endpoint {
     (*result)["cacheScope"] = "private";
   }
 
+  static Result<Mem0Call> Translate(const Tool& tool, const json& arguments, const ApiCall& call) {
+    const json owner = DefaultOwner(call);
+    // Headers may hold anything, also what is no JSON text.
+    INFERSCALE_RETURN_IF_ERROR(ScopeOf(call.principal, owner).status());
+    return tool.translate(arguments, owner);
+  }
+
   void CallTool(const ApiCall& call, const json& id, const json& params, bool stateless,
                 const ReplyPtr& reply, std::size_t part) const {
     const auto name = params.find("name");
@@ -334,7 +341,10 @@ class Endpoint {
       return reply->Set(part,
                         ErrorMessage(id, kInvalidParams, "'params.arguments' must be an object"));
     }
-    Result<Mem0Call> translated = tool->translate(arguments, DefaultOwner(call));
+    const json owner = DefaultOwner(call);
+    Result<Mem0Call> translated =
+        ScopeOf(call.principal, owner).status();  // headers may be anything
+    if (translated.status().ok()) translated = tool->translate(arguments, owner);
     if (!translated.ok()) {
       return reply->Set(part,
                         ResultMessage(id, ToolError(translated.status().message()), stateless));

@@ -166,6 +166,12 @@ TEST_F(McpRoutes, TheConnectionsOwnerIsTakenWhereNoneIsNamed) {
   EXPECT_THAT(Of("alice", "alice"), ElementsAre("juice"));
   Done("delete_all_memories", json::object(), "alice");
   EXPECT_THAT(Of("alice"), IsEmpty());
+  // What no owner can be called is told.
+  for (const char* name : {"\xff\xfe", "two words", ""}) {
+    const json refused =
+        Tool("add_memory", {{"text", "x"}}, "admin", {{"x-inferscale-user", name}});
+    EXPECT_EQ(refused["isError"], true) << refused.dump();
+  }
   // Nobody is named: nothing happens.
   EXPECT_THAT(Refused("add_memory", {{"text", "x"}}), HasSubstr("whose memory"));
   EXPECT_THAT(Refused("delete_all_memories", json::object()), HasSubstr("whose memories"));
