@@ -31,7 +31,7 @@ struct ScopeInfo {
   ScopeId id = 0;
   Scope scope;
   std::uint64_t tag = 0;  ///< random, made with the scope: marks its KV blocks, says nothing of it
-  std::string display_name;    ///< name served for facts without one; empty: "The user"
+  std::string display_name;    ///< name served for facts without one; empty: no name
   std::uint64_t epoch = 1;     ///< raised by update, delete, forget and rename
   std::uint64_t revision = 0;  ///< raised by every change of the scope's facts
   std::int64_t facts = 0;      ///< live facts

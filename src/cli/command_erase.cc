@@ -125,8 +125,8 @@ Result<int> Rename(const std::string& given, CliContext& context) {
   if (context.json) {
     PrintJson({{"user", context.config().user}, {"display_name", name}});
   } else {
-    std::cout << "memories of " << EscapeForTerminal(context.config().user) << " now say "
-              << (name.empty() ? "\"The user\"" : EscapeForTerminal(name))
+    std::cout << "memories of " << EscapeForTerminal(context.config().user) << " now name "
+              << (name.empty() ? "nobody" : EscapeForTerminal(name))
               << "; their KV is computed again by the next command that loads the model\n";
   }
   return 0;
@@ -149,7 +149,7 @@ void AddEraseCommands(CLI::App& app, std::vector<Command>* commands) {
   auto name = std::make_shared<std::string>();
   CLI::App* rename =
       app.add_subcommand("rename", "Set the name under which a user's memories are told");
-  rename->add_option("name", *name, "The name; empty: \"The user\"")->required();
+  rename->add_option("name", *name, "The name; empty: none, memories have no subject")->required();
   rename->footer("Example:\n  inferscale rename Anna --user me");
   commands->push_back({rename, [name](CliContext& context) { return Rename(*name, context); }});
 }

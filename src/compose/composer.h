@@ -27,6 +27,7 @@ struct ServableFact {
   KvKey key;             ///< valid if has_key
   bool has_key = false;  ///< a block exists or is being made under the current encoding
   bool ready = false;    ///< the block is in the store now
+  bool unnamed = false;  ///< its line says nobody's name, see Compose
 };
 
 struct ComposeRequest {
@@ -57,6 +58,11 @@ struct Composed {
 
 /// Makes the key of an exact prefix from its ids.
 using PrefixKeyFunction = std::function<Result<KvKey>(std::span<const TokenId>)>;
+
+/// How many of the best facts of a prompt are computed even if their KV is there, as far as they
+/// have no name: three, none where there are fewer than five facts. What ties such a fact to a
+/// question is often said by another one, which KV of its own has not seen.
+std::int32_t UnnamedComputed(std::size_t facts);
 
 /// kInvalidArgument when the messages alone exceed max_prompt_tokens.
 Result<Composed> Compose(const Engine& engine, const ComposeRequest& request,

@@ -48,10 +48,14 @@ FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCode
     identity += std::to_string(part.size()) + ":";
     identity += part;
   }
+  // The wording with and without names: facts of both forms are encoded under this identity.
   const std::string names[] = {"A", "B"};
-  identity += PrimerLines(
-      recipe_.kind == RecipeKind::kWindowPrimer ? kWindowPrimerFacts : recipe_.count, names,
-      recipe_.kind == RecipeKind::kTurnPrimer ? GenericTurnPrimer() : GenericPrimer());
+  using Names = std::span<const std::string>;
+  for (const Names subjects : {Names(names), Names()}) {
+    identity += PrimerLines(
+        recipe_.kind == RecipeKind::kWindowPrimer ? kWindowPrimerFacts : recipe_.count, subjects,
+        recipe_.kind == RecipeKind::kTurnPrimer ? GenericTurnPrimer() : GenericPrimer());
+  }
   encoding_id_ = HexEncode(Sha256(identity)).substr(0, 32);
 }
 

@@ -70,7 +70,8 @@ std::string OneLine(std::string_view text) {
 std::string Line(std::string_view date, std::string_view name, std::string_view text) {
   std::string line = "- ";
   if (!date.empty()) line.append("(").append(date).append(") ");
-  line.append(OneLine(name)).append(": ").append(OneLine(text)).append("\n");
+  if (!name.empty()) line.append(OneLine(name)).append(": ");
+  line.append(OneLine(text)).append("\n");
   return line;
 }
 
@@ -129,7 +130,7 @@ std::string ServedName(const Fact& fact, std::string_view scope_name) {
     const std::string line = OneLine(name);
     if (!line.empty()) return line;
   }
-  return "The user";
+  return {};
 }
 
 std::string ServedDate(TimeMs time) {
@@ -153,16 +154,16 @@ std::string PrimerLines(std::int32_t count, std::span<const std::string> names,
   std::string lines;
   for (const PrimerFact& fact : primer) {
     if (count-- <= 0) break;
-    const std::string name =
-        names.empty() ? "The user" : names[static_cast<std::size_t>(fact.who) % names.size()];
-    const std::string other = names.size() < 2
-                                  ? "a friend"
-                                  : names[static_cast<std::size_t>(fact.who + 1) % names.size()];
+    const auto name_of = [&](std::int32_t who) {
+      return names.empty() ? std::string() : names[static_cast<std::size_t>(who) % names.size()];
+    };
+    std::string other = names.size() < 2 ? std::string() : name_of(fact.who + 1);
+    if (other.empty()) other = "a friend";
     std::string text(fact.text);
     constexpr std::string_view kOther = "{other}";
     for (std::size_t at; (at = text.find(kOther)) != std::string::npos;)
       text.replace(at, kOther.size(), other);
-    lines += Line(fact.date, name, text);
+    lines += Line(fact.date, name_of(fact.who), text);
   }
   return lines;
 }

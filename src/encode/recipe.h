@@ -53,11 +53,13 @@ std::string_view LateHeader();
 std::string_view LateFooter();
 }  // namespace prompt_text
 
-/// Name a fact is served under: its own, else the scope's, else "The user".
+/// Name a fact is served under: its own, else the scope's, else empty.
 std::string ServedName(const Fact& fact, std::string_view scope_name);
 
 /// "- (7 May 2023) Name: text\n". Always one line: line breaks and control characters of text and
-/// name become spaces. Without an event time the date is left out.
+/// name become spaces. Without an event time the date is left out, without a name the subject: a
+/// common one ("The user") in every line costs accuracy (docs/accuracy.md), and is wrong in front
+/// of what an assistant said.
 std::string ServedLine(const Fact& fact, std::string_view scope_name);
 
 /// "7 May 2023"
@@ -75,6 +77,7 @@ std::span<const PrimerFact> GenericPrimer();
 std::span<const PrimerFact> GenericTurnPrimer();
 
 /// The served lines of the first `count` primer facts with the names put in; names[who % size].
+/// Without names, or under an empty one, the lines have no subject, as facts without one.
 std::string PrimerLines(std::int32_t count, std::span<const std::string> names,
                         std::span<const PrimerFact> primer = GenericPrimer());
 

@@ -64,7 +64,8 @@ void AddEvalOptions(CLI::App& app, EvalOptions& options) {
   app.add_option("--system", options.system,
                  "System message in front of every prompt: a text file, or tokens:N of a built-in "
                  "one with tool descriptions");
-  app.add_option("--names", options.names, "none: facts name nobody and are served as \"The user\"")
+  app.add_option("--names", options.names,
+                 "none: facts name nobody and are served without a subject")
       ->check(CLI::IsMember({"given", "none"}))
       ->capture_default_str();
   app.add_option("--profile", options.profile,

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/files.h"
+#include "compose/composer.h"
 #include "encode/recipe.h"
 #include "eval/eval_report.h"
 #include "eval/progress.h"
@@ -123,7 +124,10 @@ class Evaluation {
                           {"retrieved", Retrieved()},
                           {"file", std::filesystem::path(options_.file).filename().string()}};
     if (!system_.empty()) header["system"] = system_.Identity();
-    if (options_.names != "given") header["names"] = options_.names;
+    if (options_.names != "given") {
+      header["names"] = options_.names;
+      header["unnamed"] = "no subject";  // results under "The user: " are not gone on with
+    }
     if (options_.profile > 0) header["profile"] = options_.profile;
     return header;
   }
@@ -341,7 +345,13 @@ class Evaluation {
     std::int32_t blocks = 0;
     if (mode == MemoryMode::kKv) {
       const auto placed = static_cast<std::int32_t>(facts.size()) - prompt.left_out;
-      if (placed > key.best) blocks = placed - key.best + 1;  // with the exact prefix
+      std::int32_t computed = 0;
+      for (std::int32_t i = 0; i < placed; ++i) {
+        const bool unnamed = i < UnnamedComputed(static_cast<std::size_t>(placed)) &&
+                             facts[static_cast<std::size_t>(i)].name.empty();
+        if (i < key.best || unnamed) ++computed;
+      }
+      if (placed > computed) blocks = placed - computed + 1;  // with the exact prefix
     }
     result.category = asked.question->category;
     result.adversarial = asked.question->adversarial;

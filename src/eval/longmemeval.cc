@@ -16,7 +16,7 @@ constexpr std::size_t kMaxFileBytes = std::size_t{1} << 30;
 /// Longer times are no times; also keeps the expression's recursion shallow.
 constexpr std::size_t kMaxTimeBytes = 64;
 constexpr TimeMs kTurnMs = 20'000;
-/// The user has no name in this data, and is served as one without.
+/// The user has no name in this data, and is served without one.
 constexpr const char* kAssistantName = "The assistant";
 
 Status ReadSession(const nlohmann::json& turns, const std::string& where, const std::string& id,

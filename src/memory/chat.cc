@@ -136,8 +136,13 @@ Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const 
   for (const Fact& fact : facts) {
     const auto scope = by_id.find(fact.scope_id);
     if (scope == by_id.end()) continue;  // never a fact of somebody else
-    servable.push_back(
-        {fact.id, fact.version, encoder->ServedIds(fact, *scope->second), {}, false, false});
+    servable.push_back({fact.id,
+                        fact.version,
+                        encoder->ServedIds(fact, *scope->second),
+                        {},
+                        false,
+                        false,
+                        ServedName(fact, scope->second->display_name).empty()});
     ids.push_back(fact.id);
   }
   if (mode != MemoryMode::kKv || ids.empty() || !engine->capabilities().kv_injection)

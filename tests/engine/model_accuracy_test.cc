@@ -23,7 +23,7 @@ using testing::TestOptions;
 
 constexpr std::int32_t kFacts = 8;        // in a prompt
 constexpr std::size_t kStoredFacts = 48;  // of a conversation
-constexpr std::size_t kQuestions = 24, kLocomoQuestions = 16;
+constexpr std::size_t kQuestions = 24, kUnnamedQuestions = 16, kLocomoQuestions = 16;
 
 /// Some of a conversation's questions with the facts that answer them, and others from its
 /// beginning until there are kStoredFacts.
@@ -155,6 +155,17 @@ TEST_F(AccuracyCheckModelTest, TheDefaultRecipeIsAsGoodAsTextAndBareIsNot) {
   EXPECT_EQ(report->generation.injected_tokens, 0);
   EXPECT_EQ(testing::FallbackCount(report->generation, "accuracy_gate"), 1);
   EXPECT_EQ(report->memories.size(), 2u);
+}
+
+TEST_F(AccuracyCheckModelTest, TheDefaultRecipeIsAsGoodAsTextWhereFactsHaveNoNames) {
+  Result<EvalConversation> history = BuiltInDemo();
+  ASSERT_TRUE(history.ok()) << history.status().ToString();
+  history->id += "-unnamed";
+  for (EvalFact& fact : history->facts) fact.speaker.clear();
+  for (EvalTurn& turn : history->turns) turn.speaker.clear();
+  AccuracyCheck check(Reduced(*std::move(history), kUnnamedQuestions), {{kFacts}, 0, 0, 1});
+  const AccuracyVerdict primer = Judge(check, MemoryServiceOptions().recipe);
+  EXPECT_TRUE(primer.passed) << primer.ToString();
 }
 
 TEST_F(AccuracyCheckModelTest, TheDefaultRecipeIsAsGoodAsTextOnLocomo) {

@@ -69,10 +69,10 @@ TEST_F(ServiceConversation, TenTurnsGoOnWhereTheyWereAlsoAfterARestartAndAnother
     if (turn % 3 == 2) {
       EXPECT_GT(report.generation.injected_tokens, 0);
     }
-    for (const Fact& fact : facts_) EXPECT_LE(Times(": " + fact.text), 1u) << fact.text;
+    for (const Fact& fact : facts_) EXPECT_LE(Times(") " + fact.text), 1u) << fact.text;
     now_ += kDay;
   }
-  for (const Fact& fact : facts_) EXPECT_EQ(Times(": " + fact.text), 1u) << fact.text;
+  for (const Fact& fact : facts_) EXPECT_EQ(Times(") " + fact.text), 1u) << fact.text;
   EXPECT_EQ(Times("Today is "), 1u);
 }
 
@@ -104,23 +104,23 @@ TEST_F(ServiceConversation, AnEditedHistoryStartsAgainAndABranchGoesOnFromItsRoo
 
 TEST_F(ServiceConversation, NothingOutdatedIsSentAgain) {
   Say("the kettle copper");
-  ASSERT_TRUE(PromptHas(": the kettle is made of copper"));
+  ASSERT_TRUE(PromptHas(") the kettle is made of copper"));
   FactUpdate update;
   update.text = "the kettle is made of steel";
   ASSERT_TRUE(service_->Update(facts_[0].id, update).ok());
   Say("the kettle steel");
   EXPECT_FALSE(PromptHas("made of copper"));
-  EXPECT_TRUE(PromptHas(": the kettle is made of steel"));
+  EXPECT_TRUE(PromptHas(") the kettle is made of steel"));
 
   ASSERT_TRUE(service_->Delete(facts_[0].id).ok());
   Say("the kettle");
   EXPECT_FALSE(PromptHas("made of steel"));
 
   Say("the piano hall");
-  ASSERT_TRUE(PromptHas(") The user: the piano stands in the hall"));
+  ASSERT_TRUE(PromptHas(") the piano stands in the hall"));
   ASSERT_TRUE(service_->SetDisplayName(User("ada"), "Adelheid").ok());
   Say("the piano hall");
-  EXPECT_FALSE(PromptHas(") The user:"));
+  EXPECT_FALSE(PromptHas(") the piano stands in the hall"));
   EXPECT_TRUE(PromptHas(") Adelheid: the piano stands in the hall"));
   ASSERT_NO_FATAL_FAILURE(WaitIdle());
 
@@ -137,14 +137,14 @@ TEST_F(ServiceConversation, AFactThatExpiresIsNotSentAgain) {
   ASSERT_TRUE(service_->Add(add).ok());
   ASSERT_NO_FATAL_FAILURE(WaitIdle());
   Say("the bridge repairs");
-  ASSERT_TRUE(PromptHas(": the bridge is closed for repairs"));
+  ASSERT_TRUE(PromptHas(") the bridge is closed for repairs"));
   const TokenIds first = sent_;
   now_ += kDay;
   Say("the kettle copper");
   EXPECT_TRUE(Continues(first));
   now_ += 3 * kDay;
   Say("the bridge repairs");
-  EXPECT_FALSE(PromptHas(": the bridge is closed for repairs"));
+  EXPECT_FALSE(PromptHas(") the bridge is closed for repairs"));
 }
 
 TEST_F(ServiceConversation, AFilterHoldsForWhatEarlierTurnsSentToo) {
@@ -155,30 +155,30 @@ TEST_F(ServiceConversation, AFilterHoldsForWhatEarlierTurnsSentToo) {
   ASSERT_TRUE(service_->Add(add).ok());
   ASSERT_NO_FATAL_FAILURE(WaitIdle());
   Say("the diary bed");
-  ASSERT_TRUE(PromptHas(": the diary lies under the bed"));
+  ASSERT_TRUE(PromptHas(") the diary lies under the bed"));
   const auto filter = Filter::Parse(R"({"NOT": [{"kind": "private"}]})");
   ASSERT_TRUE(filter.ok()) << filter.status().ToString();
   ChatRequest request = Request("and the kettle", 10);
   request.filter = filter->get();
   Chat(request);
-  EXPECT_FALSE(PromptHas(": the diary lies under the bed"));
-  EXPECT_TRUE(PromptHas(": the kettle is made of copper"));
+  EXPECT_FALSE(PromptHas(") the diary lies under the bed"));
+  EXPECT_TRUE(PromptHas(") the kettle is made of copper"));
 }
 
 TEST_F(ServiceConversation, WhatAnEarlierTurnServedIsNoNewsWhenItIsRepeatedLater) {
   Say("the kettle copper");
-  ASSERT_TRUE(PromptHas(": the kettle is made of copper"));
+  ASSERT_TRUE(PromptHas(") the kettle is made of copper"));
   // This turn searches nothing, but the kettle stands in its prompt all the same.
-  ChatRequest request = Request("- The user: the kettle is made of copper");
+  ChatRequest request = Request("- the kettle is made of copper");
   request.top_k = 0;
   request.remember = true;
   Chat(request);
-  ASSERT_TRUE(PromptHas(": the kettle is made of copper"));
+  ASSERT_TRUE(PromptHas(") the kettle is made of copper"));
   ASSERT_NO_FATAL_FAILURE(WaitIdle());
   const auto facts = service_->List(User("ada"), 0, 100);
   ASSERT_TRUE(facts.ok());
   for (const Fact& fact : *facts) {
-    EXPECT_NE(fact.text, "- The user: the kettle is made of copper");
+    EXPECT_NE(fact.text, "- the kettle is made of copper");
   }
 }
 

@@ -107,6 +107,34 @@ TEST_F(ComposerTest, TheBestAreComputedWhenAskedFor) {
   EXPECT_EQ(composed->composition.blocks.back().end, composed->facts.back().begin);
 }
 
+TEST_F(ComposerTest, TheBestOfManyFactsWithoutANameAreComputed) {
+  std::vector<ServableFact> facts;
+  for (const char* id : {"a", "b", "c", "d", "e"}) {
+    facts.push_back(MakeFact(id, true));
+    facts.back().unnamed = true;
+  }
+  const auto blocks_and_order = [&](const ComposeRequest& request) {
+    const Result<Composed> composed = Run(request);
+    EXPECT_TRUE(composed.ok()) << composed.status().ToString();
+    std::string text = std::to_string(composed->composition.blocks.size()) + " ";
+    for (const PlacedFact& fact : composed->facts) text += fact.id;
+    return text;
+  };
+  EXPECT_EQ(blocks_and_order(MakeRequest(facts)), "3 edcba");  // prefix, e, d
+  ComposeRequest request = MakeRequest(facts);
+  request.compute_best = 4;
+  EXPECT_EQ(blocks_and_order(request), "2 edcba");
+  request = MakeRequest(facts);
+  request.inject = false;
+  EXPECT_EQ(blocks_and_order(request), "0 edcba");
+  // One that has a name is injected, and stands with the others that are.
+  facts[1].unnamed = false;
+  EXPECT_EQ(blocks_and_order(MakeRequest(facts)), "4 edbca");
+  facts[1].unnamed = true;
+  facts.pop_back();
+  EXPECT_EQ(blocks_and_order(MakeRequest(facts)), "5 dcba") << "few are injected";
+}
+
 TEST_F(ComposerTest, NoFactStandsTwice) {
   const Result<Composed> composed = Run(MakeRequest({MakeFact("a", true), MakeFact("a", true)}));
   ASSERT_TRUE(composed.ok());

@@ -372,7 +372,7 @@ TEST_F(EvalCommandsTest, ASystemMessageThatIsNoneIsRefused) {
   EXPECT_EQ(scores_, 0);
 }
 
-TEST_F(EvalCommandsTest, WithoutNamesFactsAreOfTheUser) {
+TEST_F(EvalCommandsTest, WithoutNamesFactsHaveNoSubject) {
   ASSERT_TRUE(RunLocomo("given", {}).ok());
   EXPECT_THAT(Text(prompts_.front()), HasSubstr(") Ada: keeps hive"));
   // In the same data folder: nothing of the other's.
@@ -380,9 +380,21 @@ TEST_F(EvalCommandsTest, WithoutNamesFactsAreOfTheUser) {
   const Status status = RunLocomo("none", {"--names", "none"});
   ASSERT_TRUE(status.ok()) << status.ToString();
   for (const Composition& prompt : prompts_) {
-    EXPECT_EQ(Count(Text(prompt), ") The user: keeps hive"), 4u);
+    EXPECT_EQ(Count(Text(prompt), ") keeps hive"), 4u);
     EXPECT_EQ(Count(Text(prompt), "Ada:"), 0u);
   }
+}
+
+TEST_F(EvalCommandsTest, TheBestOfFactsWithoutNamesAreComputed) {
+  const Status status = RunLocomo("out", {"--names", "none", "--k", "6", "--best", "0,4"});
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  std::map<std::size_t, int> prompts;  // by facts that are blocks
+  for (const Composition& prompt : prompts_) {
+    if (prompt.inject) ++prompts[prompt.blocks.size() - 1];
+  }
+  EXPECT_EQ(prompts, (std::map<std::size_t, int>{{2, 3}, {3, 3}}));
+  const nlohmann::json json = Json();
+  for (const nlohmann::json& row : json["rows"]) EXPECT_EQ(row["not_injected"], 0) << row;
 }
 
 TEST_F(EvalCommandsTest, TheProfileStandsInFrontAndIsServedOnce) {
@@ -488,7 +500,7 @@ TEST_F(EvalCommandsTest, HistoriesWithoutFactsAreServedTurnByTurnOnTheDayOfTheQu
     const std::string text = Text(prompt);
     if (Count(text, "Memories:") == 0) continue;
     ++with_memories;
-    EXPECT_THAT(text, HasSubstr("- (21 May 2023) The user: My hive number is 3\n"));
+    EXPECT_THAT(text, HasSubstr("- (21 May 2023) My hive number is 3\n"));
     EXPECT_THAT(text, HasSubstr("- (21 May 2023) The assistant: Your hive number is 3 then\n"));
     EXPECT_THAT(text, HasSubstr("Today is 1 June 2031."));
   }

@@ -39,9 +39,11 @@ TEST(ServedLineTest, HoldsDateNameAndText) {
   EXPECT_EQ(ServedLine(MakeFact("has a cat"), ""), "- (7 May 2023) Ada: has a cat\n");
 }
 
-TEST(ServedLineTest, FallsBackToTheScopesNameAndThenToTheUser) {
+TEST(ServedLineTest, FallsBackToTheScopesNameAndThenToNoSubject) {
   EXPECT_EQ(ServedLine(MakeFact("has a cat", "", 0), "Bob"), "- Bob: has a cat\n");
-  EXPECT_EQ(ServedLine(MakeFact("has a cat", " \t", 0), ""), "- The user: has a cat\n");
+  EXPECT_EQ(ServedLine(MakeFact("has a cat", " \t", 0), "\n"), "- has a cat\n");
+  EXPECT_EQ(ServedLine(MakeFact("Anna has: a cat", ""), ""), "- (7 May 2023) Anna has: a cat\n");
+  EXPECT_EQ(ServedName(MakeFact("has a cat", " "), " "), "");
 }
 
 TEST(ServedLineTest, IsOneLineWhateverTheTextHolds) {
@@ -78,6 +80,29 @@ TEST(PrimerTest, PutsTheNamesIn) {
   EXPECT_EQ(lines.find('{'), std::string::npos);
   EXPECT_EQ(lines.find("The user"), std::string::npos);
   EXPECT_NE(lines.find(") Ada: "), std::string::npos);
+}
+
+TEST(PrimerTest, HasNoSubjectsWithoutNames) {
+  const std::string nobody[] = {""};
+  const std::string lines = PrimerLines(10, {});
+  EXPECT_EQ(PrimerLines(10, nobody), lines);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 10);
+  EXPECT_TRUE(lines.starts_with("- (2 March 2024) has a dog ")) << lines;
+  EXPECT_EQ(lines.find(':'), std::string::npos);
+  EXPECT_EQ(lines.find('{'), std::string::npos);
+  EXPECT_NE(lines.find("told a friend about"), std::string::npos);
+  // Written as such facts are served.
+  const PrimerFact& first = GenericPrimer().front();
+  EXPECT_TRUE(lines.starts_with("- (" + std::string(first.date) + ") " + std::string(first.text)));
+}
+
+TEST(PrimerTest, ASubjectWithoutANameKeepsItsPartners) {
+  const std::string names[] = {"", "Bob"};
+  const std::string lines = PrimerLines(10, names);
+  EXPECT_NE(lines.find(") has a dog"), std::string::npos);
+  EXPECT_NE(lines.find(") Bob: works in"), std::string::npos);
+  EXPECT_NE(lines.find(") told Bob about"), std::string::npos);
+  EXPECT_NE(lines.find("as a friend had suggested"), std::string::npos);
 }
 
 TEST(PrimerTest, TurnsAreServedLikeFacts) {
