@@ -140,6 +140,23 @@ std::string Chunk(const std::string& piece) {
   return size + piece + "\r\n";
 }
 
+/// A part of a sum, until it goes.
+class HeldBytes {
+ public:
+  explicit HeldBytes(std::uint64_t* sum) : sum_(sum) {}
+  ~HeldBytes() { Set(0); }
+  HeldBytes(const HeldBytes&) = delete;
+  HeldBytes& operator=(const HeldBytes&) = delete;
+  void Set(std::uint64_t bytes) {
+    *sum_ += bytes - bytes_;
+    bytes_ = bytes;
+  }
+
+ private:
+  std::uint64_t* sum_;
+  std::uint64_t bytes_ = 0;
+};
+
 }  // namespace
 
 struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
@@ -288,8 +305,17 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         if (error) co_return;
       }
       connection.stream.expires_after(options.body_timeout);
-      co_await http::async_read(connection.stream, buffer, parser,
-                                asio::redirect_error(asio::use_awaitable, error));
+      HeldBytes held(&held_body_bytes);
+      while (!parser.is_done() && !error && held_body_bytes <= options.max_held_body_bytes) {
+        co_await http::async_read_some(connection.stream, buffer, parser,
+                                       asio::redirect_error(asio::use_awaitable, error));
+        held.Set(parser.get().body().size());
+      }
+      if (!error && !parser.is_done()) {
+        co_await Send(connection, Overloaded("too many large requests at once; try again"),
+                      ClosingForm(request.id));
+        co_return;
+      }
       if (error == http::error::body_limit) {
         co_await Send(connection, TooLarge(), ClosingForm(request.id));
         co_return;
@@ -504,6 +530,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   std::mutex stop_mutex;
   std::atomic<std::int64_t> count{0}, waiting{0};
   bool stopping = false;                        // the io thread's
+  std::uint64_t held_body_bytes = 0;            // the io thread's
   std::list<std::shared_ptr<Connection>> open;  // the io thread's
 };
 

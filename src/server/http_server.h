@@ -22,6 +22,9 @@ struct HttpServerOptions {
   std::uint16_t port = 8420;          ///< 0: any free one
   std::int32_t workers = 8;
   std::uint64_t max_body_bytes = std::uint64_t{32} << 20;
+  /// Of all requests being read or answered; more get 503. Keys are looked at after the body is
+  /// there, so without this anybody could make the server hold max_body_bytes a connection.
+  std::uint64_t max_held_body_bytes = std::uint64_t{512} << 20;
   std::uint32_t max_header_bytes = 32 << 10;
   std::int32_t max_connections = 2048;
   std::int32_t max_waiting_requests = 512;  ///< not yet taken by a worker; more get 503

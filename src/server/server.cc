@@ -16,10 +16,17 @@ std::string Lower(std::string text) {
   return text;
 }
 
-/// "[::1]:8420" → "::1"; "Name:80" → "name"
+/// "[::1]:8420" → "::1"; "Name:80" → "name". What has another form is no name of this server.
 std::string HostName(const std::string& host) {
-  if (host.starts_with('[')) return Lower(host.substr(1, host.find(']') - 1));
-  return Lower(host.substr(0, host.rfind(':')));
+  std::string name = host;
+  const std::size_t colon = host.rfind(':');
+  if (colon != std::string::npos && host.find(']', colon) == std::string::npos &&
+      std::all_of(host.begin() + static_cast<std::ptrdiff_t>(colon) + 1, host.end(),
+                  [](unsigned char c) { return std::isdigit(c); })) {
+    name.resize(colon);
+  }
+  if (name.starts_with('[') && name.ends_with(']')) name = name.substr(1, name.size() - 2);
+  return Lower(std::move(name));
 }
 
 /// This machine's own names, and addresses: only a name can be made to point elsewhere.

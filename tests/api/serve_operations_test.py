@@ -79,7 +79,12 @@ class Operations(ServeTest):
         port = self.server.port
         for host, status in [(f"localhost:{port}", 200), (f"127.0.0.1:{port}", 200),
                              (f"[::1]:{port}", 200), ("evil.example", 403),
-                             (f"localhost.evil.example:{port}", 403)]:
+                             (f"localhost.evil.example:{port}", 403),
+                             (f"127.0.0.1.evil.example:{port}", 403),
+                             (f"[::1].evil.example:{port}", 403), ("evil.example:localhost", 403),
+                             ("127.0.0.1:80@evil.example", 403), ("localhost@evil.example", 403),
+                             ("evil.example.", 403), ("2130706433", 403), ("", 403),
+                             ("LOCALHOST", 200), ("::1", 200)]:
             found = self.server.request("GET", "/healthz", headers={"Host": host})[0]
             self.assertEqual(found, status, host)
         for origin, status in [(f"http://127.0.0.1:{port}", 200), ("http://evil.example", 403),

@@ -293,6 +293,32 @@ TEST(HttpServer, ManyDribblingConnectionsLeaveRoomForOthers) {
   EXPECT_THAT(next.ReadAll(), HasSubstr("<x>"));
 }
 
+TEST(HttpServer, BoundsWhatAllBodiesTogetherHold) {
+  HttpServerOptions options;
+  options.max_held_body_bytes = 100'000;
+  const auto server = StartServer(Echo, options);
+  const std::string body(90'000, 'x');
+  const auto whole = [&] {
+    RawClient client(server->port());
+    client.Send(std::string("POST /x HTTP/1.1\r\n") + kClose + "Content-Length: 90000\r\n\r\n" +
+                body);
+    return client.ReadAll();
+  };
+  auto first = std::make_unique<RawClient>(server->port());
+  first->Send("POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 90000\r\n\r\n" + body.substr(1));
+  std::string answer;
+  do {  // until the server has read the first
+    answer = whole();
+  } while (answer.starts_with("HTTP/1.1 200 "));
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 503 "));
+  EXPECT_THAT(answer, HasSubstr("Retry-After: "));
+  first.reset();
+  do {  // until it has seen that the first went
+    answer = whole();
+  } while (answer.starts_with("HTTP/1.1 503 "));
+  EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK"));
+}
+
 TEST(HttpServer, WantsExactlyOneHost) {
   EXPECT_THAT(AnswerTo("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
   EXPECT_THAT(AnswerTo("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
