@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include <spdlog/spdlog.h>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -119,6 +120,7 @@ double HttpMs(Client& client) {
 }
 
 int Run(const std::string& model, const std::string& embedder, int pairs) {
+  spdlog::set_level(spdlog::level::warn);
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("inferscale-bench-" + NewUuid());
   ConfigInputs inputs;
