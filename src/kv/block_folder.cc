@@ -6,13 +6,16 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/descriptor.h"
 #include "base/files.h"
@@ -27,6 +30,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view kExtension = ".kvb";
 constexpr std::string_view kTemporaryFolder = "tmp";
 constexpr std::size_t kWordHexDigits = 16;
+constexpr std::size_t kFewFiles = 64;
+constexpr int kRemovers = 16;
 
 std::array<std::uint8_t, 8> BigEndian(std::uint64_t value) {
   std::array<std::uint8_t, 8> bytes;
@@ -42,6 +47,29 @@ std::uint64_t FromBigEndian(std::span<const std::uint8_t> bytes) {
 }
 
 std::string WordHex(std::uint64_t value) { return HexEncode(BigEndian(value)); }
+
+// Some file systems let each removal wait for milliseconds, and many at once no longer than one.
+// What stays is left to the caller.
+void RemoveManyFiles(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    files.push_back(entry->path());
+  }
+  if (files.size() < kFewFiles) return;
+  std::atomic<std::size_t> next{0};
+  const auto remove = [&files, &next] {
+    for (std::size_t i = next++; i < files.size(); i = next++) unlink(files[i].c_str());
+  };
+  std::vector<std::jthread> removers;
+  try {
+    for (int i = 1; i < kRemovers; ++i) removers.emplace_back(remove);
+  } catch (const std::system_error&) {
+    // With fewer threads then.
+  }
+  remove();
+}
 
 // Only names that this class gives: upper case would be another path.
 std::optional<std::vector<std::uint8_t>> DecodeName(std::string_view name, std::size_t digits) {
@@ -270,6 +298,7 @@ Status BlockFolder::RemoveScope(std::uint64_t scope_tag) {
        fingerprints.increment(error)) {
     if (!DecodeName(fingerprints->path().filename().native(), kWordHexDigits)) continue;
     const fs::path scope = fingerprints->path() / WordHex(scope_tag);
+    RemoveManyFiles(scope);
     std::error_code failure;
     const bool removed = fs::remove_all(scope, failure) > 0;
     Status status = failure && failure.value() != ENOENT && failure.value() != ENOTDIR

@@ -81,6 +81,20 @@ TEST_F(KvStoreTest, EraseScopeTakesAllOfAScopeAndNothingElse) {
   EXPECT_EQ(store->Stats().file_bytes, BytesOnDisk(folder_.path()));
 }
 
+TEST_F(KvStoreTest, EraseScopeTakesManyFilesAndWhatElseIsInTheFolder) {
+  KvStoreOptions options = Options();
+  options.file_budget_bytes = 1 << 24;
+  const auto store = Open(options);
+  PutAll(*store, 1, 300);
+  const std::vector<fs::path> files = BlockFiles(folder_.path());
+  ASSERT_EQ(files.size(), 300u);
+  fs::create_directories(files.front().parent_path() / "folder" / "inside");
+  EXPECT_TRUE(store->EraseScope(5, 2).ok());
+  EXPECT_TRUE(BlockFiles(folder_.path()).empty());
+  EXPECT_FALSE(fs::exists(files.front().parent_path()));
+  EXPECT_EQ(store->Stats().file_blocks, 0);
+}
+
 TEST_F(KvStoreTest, EpochFenceRefusesOlderPutsOnly) {
   const auto store = Open(Options());
   PutAll(*store, 1, 1);
