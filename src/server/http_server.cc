@@ -386,7 +386,10 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   asio::awaitable<bool> Answer(Connection& connection, std::weak_ptr<Connection> weak,
                                HttpRequest request, const AnswerForm& form) {
     using namespace asio::experimental::awaitable_operators;  // NOLINT: operators only
-    if (waiting.load() >= options.max_waiting_requests) {
+    const bool probe =
+        request.path.size() == 1 && std::find(options.probes.begin(), options.probes.end(),
+                                              request.path.front()) != options.probes.end();
+    if (!probe && waiting.load() >= options.max_waiting_requests) {
       co_return co_await Send(connection, Overloaded("the server is busy; try again in a second"),
                               form) &&
           form.keep_alive;
@@ -401,7 +404,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
         });
     connection.exchange = exchange;
     ++waiting;
-    asio::post(pool, [self = shared_from_this(), exchange] {
+    asio::post(probe ? probe_worker : pool, [self = shared_from_this(), exchange] {
       --self->waiting;
       try {
         self->handle(Guarded(exchange));
@@ -516,6 +519,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
     });
     // Handlers end before what they use goes away.
     pool.join();
+    probe_worker.join();
     while (count > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     thread.join();
   }
@@ -524,7 +528,7 @@ struct HttpServer::Impl : std::enable_shared_from_this<HttpServer::Impl> {
   Handler handle;
   asio::io_context io{1};
   tcp::acceptor acceptor;
-  asio::thread_pool pool;
+  asio::thread_pool pool, probe_worker{1};
   std::uint16_t port = 0;
   std::thread thread;
   std::mutex stop_mutex;

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "inferscale/result.h"
 #include "server/exchange.h"
@@ -21,6 +22,8 @@ struct HttpServerOptions {
   std::string address = "127.0.0.1";  ///< IPv4 or IPv6, not a name
   std::uint16_t port = 8420;          ///< 0: any free one
   std::int32_t workers = 8;
+  /// Paths of one segment that are answered by a worker of their own, however busy the others are.
+  std::vector<std::string> probes = {"healthz", "readyz"};
   std::uint64_t max_body_bytes = std::uint64_t{32} << 20;
   /// Of all requests being read or answered; more get 503. Keys are looked at after the body is
   /// there, so without this anybody could make the server hold max_body_bytes a connection.

@@ -319,6 +319,32 @@ TEST(HttpServer, BoundsWhatAllBodiesTogetherHold) {
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK"));
 }
 
+TEST(HttpServer, AnswersProbesWhileEveryWorkerIsBusy) {
+  HttpServerOptions options;
+  options.workers = 2;
+  std::promise<void> open;
+  std::atomic<int> busy{0};
+  const std::shared_future<void> gate = open.get_future().share();
+  const auto slow_or_not = [&](const ExchangePtr& exchange) {
+    if (exchange->request().path.front() == "slow") {
+      ++busy;
+      gate.wait();
+    }
+    Echo(exchange);
+  };
+  const auto server = StartServer(slow_or_not, options);
+  RawClient one(server->port()), other(server->port());
+  for (RawClient* client : {&one, &other})
+    client->Send(std::string("GET /slow HTTP/1.1\r\n") + kClose + "\r\n");
+  while (busy < options.workers) std::this_thread::yield();
+  RawClient probe(server->port());
+  probe.Send(std::string("GET /healthz HTTP/1.1\r\n") + kClose + "\r\n");
+  EXPECT_THAT(probe.ReadAll(), HasSubstr("<healthz>"));
+  open.set_value();
+  EXPECT_THAT(one.ReadAll(), HasSubstr("<slow>"));
+  EXPECT_THAT(other.ReadAll(), HasSubstr("<slow>"));
+}
+
 TEST(HttpServer, WantsExactlyOneHost) {
   EXPECT_THAT(AnswerTo("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
   EXPECT_THAT(AnswerTo("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"),
