@@ -232,7 +232,7 @@ async def measure_mixed(arguments, rows):
 
     async def sample():
         probe = Connection(program.port)
-        for second in sorted({10, 20, 30, 40, 50, arguments.seconds}):
+        for second in (*range(10, arguments.seconds, 50), arguments.seconds):
             await asyncio.sleep(max(0, start + second - time.monotonic()))
             _, _, text = await probe.call("GET", "/metrics")
             stored = re.search(rb'inferscale_kv_bytes\{tier="host"\} (\d+)', text)
@@ -259,9 +259,9 @@ async def measure_mixed(arguments, rows):
     rows.append(("refused with 429 or 503 and Retry-After", refused, ""))
     rows.append(("other errors", len(tally["errors"]), "0"))
     rows.append(("acknowledged writes lost, or undone", lost + brought_back, "0"))
-    for second in (10, arguments.seconds):
+    for second, figures in memory.items():
         rows.append((f"resident memory after {second} s, MiB (of it KV)",
-                     "{:.0f} ({:.1f})".format(*memory[second]), "flat"))
+                     "{:.0f} ({:.1f})".format(*figures), "flat"))
     for error in tally["errors"][:5]:
         print("error:", error, file=sys.stderr)
     program.stop()
