@@ -46,6 +46,17 @@ std::string Speaker(const Turn& turn) {
   return turn.role == "assistant" ? "The assistant" : "The user";
 }
 
+/// The name of a fact that a model says is about `name`. Speaker()'s words for somebody without a
+/// name are none: facts served under them would make answers begin with them.
+std::string FactName(const std::string& name, const Turn& turn) {
+  const std::string folded = CaseFold(name);
+  for (const char* role : {"user", "assistant"}) {
+    if (folded == role || folded == std::string("the ") + role)
+      return turn.role == role ? turn.name : std::string();
+  }
+  return name.empty() || CountCharacters(name) > kMaxNameCharacters ? turn.name : name;
+}
+
 bool IsSpoken(const Turn& turn) { return turn.role == "user" || turn.role == "assistant"; }
 
 std::vector<ChatMessage> Prompt(const ExtractRequest& request, std::size_t turn_index,
@@ -124,8 +135,7 @@ Result<std::vector<ExtractedFact>> LlmExtractor::Extract(const ExtractRequest& r
           [&](const ExistingFact& existing) { return NormalizeForEquality(existing.text) == key; });
       if (known != request.existing.end()) continue;
       seen.insert(key);
-      const std::string name = OneLine(item.name, 4 * kMaxNameCharacters);
-      fact.name = name.empty() || CountCharacters(name) > kMaxNameCharacters ? turn.name : name;
+      fact.name = FactName(OneLine(item.name, 4 * kMaxNameCharacters), turn);
       fact.event_time_ms = turn.time_ms;
       fact.source_turn_indexes = {static_cast<std::int32_t>(i)};
       fact.supersedes = ExistingIds(request, item.contradicts);

@@ -217,6 +217,25 @@ struct FakeModel {
   }
 };
 
+TEST(LlmExtractor, TheWordsForSomebodyWithoutANameAreNoName) {
+  FakeModel model{R"({"facts":[{"text":"The user likes tea.","name":"The User","contradicts":[]},
+                               {"text":"The user lives in Rome.","name":"user","contradicts":[]},
+                               {"text":"Tom has a cat.","name":"Tom","contradicts":[]}]})",
+                  {}};
+  const auto names = [&](const char* role, const char* speaker) {
+    ExtractRequest request;
+    request.turns = {MakeTurn(role, "I like tea, live in Rome, and Tom has a cat.", speaker)};
+    const auto facts = LlmExtractor(model.Function()).Extract(request);
+    EXPECT_TRUE(facts.ok());
+    std::vector<std::string> found;
+    for (const ExtractedFact& fact : *facts) found.push_back(fact.name);
+    return found;
+  };
+  EXPECT_THAT(names("user", ""), ElementsAre("", "", "Tom"));
+  EXPECT_THAT(names("user", "Ana"), ElementsAre("Ana", "Ana", "Tom"));
+  EXPECT_THAT(names("assistant", "Max"), ElementsAre("", "", "Tom"));
+}
+
 TEST(LlmExtractor, AsksOncePerSpokenTurn) {
   FakeModel model{R"({"facts":[{"text":"Ana likes tea.","name":"","contradicts":[]}]})", {}};
   ExtractRequest request;
