@@ -6,6 +6,7 @@
 /// are never compared (id() tells them apart).
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,10 @@ class Embedder {
   /// zeros). Texts longer than the model's window are cut. kUnavailable when a remote endpoint
   /// fails.
   virtual Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) = 0;
+  /// Tokens that Embed() of these texts computes; none: this embedder cannot tell.
+  virtual std::optional<std::int64_t> CountTokens(std::span<const std::string> /*texts*/) const {
+    return std::nullopt;
+  }
   virtual std::int32_t dimensions() const = 0;
   /// Threads of this process that one Embed() keeps busy; 0: somebody else computes.
   virtual std::int32_t busy_threads() const { return 0; }

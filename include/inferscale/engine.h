@@ -22,6 +22,7 @@
 #include "inferscale/kv_block.h"
 #include "inferscale/kv_store.h"
 #include "inferscale/result.h"
+#include "inferscale/tools.h"
 #include "inferscale/types.h"
 
 namespace inferscale {
@@ -30,6 +31,8 @@ struct ChatMessage {
   std::string role;
   std::string content;
   std::string name;
+  std::vector<ToolCall> tool_calls = {};  ///< of an assistant's message
+  std::string tool_call_id = {};          ///< of a message of role "tool": what it answers
 };
 
 /// A conversation as token ids, with the places where facts may stand. Message texts are tokenised
@@ -73,8 +76,27 @@ struct Sampling {
   std::optional<std::uint32_t> seed;
   std::int32_t max_tokens = 256;
   std::vector<std::string> stop;
-  std::string grammar;         ///< GBNF; empty: none
-  std::int32_t logprobs = -1;  ///< top log-probabilities a token; -1: none
+  std::string grammar;  ///< GBNF; empty: none
+  /// Regular expressions and tokens from whose first appearance on the grammar holds, which then
+  /// covers them too; none of either: from the start.
+  std::vector<std::string> grammar_triggers = {};
+  TokenIds grammar_trigger_tokens = {};
+  TokenIds grammar_prefill = {};  ///< what the prompt already holds of the grammar's text
+  TokenIds shown_tokens = {};     ///< special tokens whose names are part of the answer's text
+  std::int32_t logprobs = -1;     ///< top log-probabilities a token; -1: none
+};
+
+/// How a model is told of tools and says that it calls them. Immutable; thread-safe.
+class ToolFormat {
+ public:
+  virtual ~ToolFormat() = default;
+  virtual const ToolUse& use() const = 0;
+  /// Makes the sampling hold what `use` asks for.
+  virtual void Constrain(Sampling& sampling) const = 0;
+  /// Reads an answer. Calls' ids are the model's, and mostly empty. Text that has not the form is
+  /// all content, or nothing yet if more may come.
+  /// \param partial more of the text may come
+  virtual ToolAnswer Parse(const std::string& text, bool partial) const = 0;
 };
 
 struct TokenEvent {
@@ -165,6 +187,19 @@ class Engine {
   /// The prompt for `messages`, ending where the assistant's answer begins.
   virtual Result<RenderedChat> Render(std::span<const ChatMessage> messages) const = 0;
 
+  /// kUnsupported: this engine's models call no tools; kInvalidArgument names the tool that is
+  /// wrong.
+  virtual Result<std::shared_ptr<const ToolFormat>> MakeToolFormat(const ToolUse& /*use*/) const {
+    return Unsupported("this engine calls no tools");
+  }
+  /// Render() with the tools in front of the facts' place, and with tool calls and their results
+  /// among the messages.
+  /// \param tools made by this engine
+  virtual Result<RenderedChat> RenderWithTools(std::span<const ChatMessage> messages,
+                                               const ToolFormat& /*tools*/) const {
+    return Render(messages);
+  }
+
   /// Queues encodings; each ends in exactly one outcome. The block is in the store when its outcome
   /// is ok. Gives way to generations.
   virtual void Encode(std::vector<EncodeRequest> requests,
@@ -190,6 +225,10 @@ class Engine {
   virtual const EngineCapabilities& capabilities() const = 0;
   virtual const KvGeometry& geometry() const = 0;
   virtual KvStoreStats StoreStats() const = 0;
+  /// What the blocks of these scopes take in the store's files.
+  virtual std::int64_t StoredBytes(std::span<const std::uint64_t> /*scope_tags*/) const {
+    return 0;
+  }
 };
 
 /// Runs a generation to its end and returns the report (on_token may be empty).

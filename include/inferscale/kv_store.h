@@ -67,6 +67,8 @@ class KvStore {
   void FenceScope(std::uint64_t scope_tag, std::uint64_t epoch);
 
   KvStoreStats Stats() const;
+  /// What the blocks of these scopes take in the file tier.
+  std::int64_t BytesOf(std::span<const std::uint64_t> scope_tags) const;
 
  private:
   struct Impl;

@@ -69,11 +69,14 @@ struct ChatRequest {
   bool remember = false;  ///< store the question and the answer as turns
   bool use_ledger = true;
   std::optional<std::chrono::steady_clock::time_point> deadline;
+  /// What the answer may call; null: nothing, and no message has tool calls. Made by engine().
+  std::shared_ptr<const ToolFormat> tools = nullptr;
 };
 
 struct ChatReport {
-  GenerationReport generation;      ///< its fallbacks include those of retrieval and composition
-  std::vector<SearchHit> memories;  ///< those in the prompt, best first
+  GenerationReport generation;       ///< its fallbacks include those of retrieval and composition
+  std::vector<ToolCall> tool_calls;  ///< generation.text is what is said beside them
+  std::vector<SearchHit> memories;   ///< those in the prompt, best first
   double search_ms = 0, compose_ms = 0;  ///< search_ms includes embedding the question
   double question_to_first_token_ms = 0;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "encode/recipe.h"
+#include "engine/context_limit.h"
 
 namespace inferscale {
 namespace {
@@ -81,10 +82,7 @@ void Place(const std::vector<const ServableFact*>& facts, bool inject,
 
 Status CheckFits(std::int64_t tokens, const ComposeRequest& request) {
   if (tokens <= request.max_prompt_tokens) return OkStatus();
-  return InvalidArgument("the conversation takes " + std::to_string(tokens) +
-                         " tokens, the model's context has room for " +
-                         std::to_string(request.max_prompt_tokens) +
-                         ": shorten the messages or raise the context size");
+  return ContextExceeded(tokens, request.max_prompt_tokens);
 }
 
 std::int64_t Budget(const ComposeRequest& request, std::int64_t used_by_facts,
@@ -214,7 +212,10 @@ std::int32_t UnnamedComputed(std::size_t facts) {
 
 Result<Composed> Compose(const Engine& engine, const ComposeRequest& request,
                          const PrefixKeyFunction& prefix_key) {
-  INFERSCALE_ASSIGN_OR_RETURN(const RenderedChat rendered, engine.Render(request.messages));
+  INFERSCALE_ASSIGN_OR_RETURN(const RenderedChat rendered,
+                              request.tools == nullptr
+                                  ? engine.Render(request.messages)
+                                  : engine.RenderWithTools(request.messages, *request.tools));
   if (request.ledger != nullptr && Continues(*request.ledger, request, rendered)) {
     INFERSCALE_ASSIGN_OR_RETURN(std::optional<Composed> continued,
                                 ComposeContinued(engine, request, rendered, prefix_key));

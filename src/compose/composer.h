@@ -38,6 +38,7 @@ struct ComposeRequest {
   std::int32_t max_prompt_tokens = 0;   ///< the context less room for the answer
   std::int32_t compute_best = 0;        ///< this many of the best are computed even if ready
   bool inject = true;                   ///< false: text mode, no block spans
+  const ToolFormat* tools = nullptr;    ///< null: the prompt names none
   const LedgerEntry* ledger = nullptr;  ///< what was sent for messages[0, ledger->messages)
 };
 

@@ -8,9 +8,11 @@
 
 namespace inferscale {
 
-/// Name of a conversation so far in the ledger: SHA-256 over roles, names and texts, each
-/// length-prefixed. Edited or branched history has another hash and misses cleanly.
-std::string ConversationHash(std::span<const ChatMessage> messages);
+/// Name of a conversation so far in the ledger: SHA-256 over roles, names, texts, calls and the
+/// tools that its prompt names, each length-prefixed. Edited or branched history has another hash
+/// and misses cleanly. \param tools null: none
+std::string ConversationHash(std::span<const ChatMessage> messages,
+                             const ToolFormat* tools = nullptr);
 
 }  // namespace inferscale
 

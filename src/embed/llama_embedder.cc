@@ -45,4 +45,12 @@ Result<std::vector<std::vector<float>>> LlamaEmbedder::Embed(std::span<const std
   return vectors;
 }
 
+std::optional<std::int64_t> LlamaEmbedder::CountTokens(std::span<const std::string> texts) const {
+  std::int64_t tokens = 0;
+  for (const std::string& text : texts) {
+    if (!TrimWhitespace(text).empty()) tokens += context_->CountTokens(text);
+  }
+  return tokens;
+}
+
 }  // namespace inferscale

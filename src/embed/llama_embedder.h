@@ -2,6 +2,7 @@
 #define INFERSCALE_EMBED_LLAMA_EMBEDDER_H_
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ class LlamaEmbedder : public Embedder {
   static Result<std::unique_ptr<LlamaEmbedder>> Load(const EmbedderSpec& spec);
 
   Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts) override;
+  std::optional<std::int64_t> CountTokens(std::span<const std::string> texts) const override;
   std::int32_t dimensions() const override { return context_->dimensions(); }
   std::int32_t busy_threads() const override { return threads_; }
   const std::string& id() const override { return id_; }

@@ -24,6 +24,12 @@ void FileIndex::Insert(const BlockFileId& id, std::int64_t bytes, bool oldest) {
                                     Entry{{id, bytes, next_serial_++}, std::nullopt});
   by_key_.emplace(id.key, entry);
   bytes_ += bytes;
+  scope_bytes_[id.scope_tag] += bytes;
+}
+
+std::int64_t FileIndex::BytesOf(std::uint64_t scope_tag) const {
+  const auto found = scope_bytes_.find(scope_tag);
+  return found == scope_bytes_.end() ? 0 : found->second;
 }
 
 std::optional<FileIndex::Entries::iterator> FileIndex::FindOwn(const KvKey& key) const {
@@ -99,6 +105,9 @@ void FileIndex::Remove(Entries::iterator entry) {
     }
   }
   bytes_ -= entry->file.bytes;
+  const auto scope = scope_bytes_.find(entry->file.id.scope_tag);
+  scope->second -= entry->file.bytes;
+  if (scope->second == 0) scope_bytes_.erase(scope);
   ListOf(entry->file.id).erase(entry);
 }
 

@@ -62,6 +62,8 @@ class FileIndex {
 
   std::int64_t files() const { return static_cast<std::int64_t>(by_key_.size()); }
   std::int64_t bytes() const { return bytes_; }
+  /// Of a scope, under every fingerprint.
+  std::int64_t BytesOf(std::uint64_t scope_tag) const;
 
  private:
   struct Entry {
@@ -80,6 +82,7 @@ class FileIndex {
   const std::uint64_t own_;
   Entries own_entries_, foreign_entries_;
   std::unordered_multimap<KvKey, Entries::iterator> by_key_;
+  std::unordered_map<std::uint64_t, std::int64_t> scope_bytes_;
   std::int64_t bytes_ = 0;
   std::uint64_t next_serial_ = 1;
 };

@@ -380,6 +380,13 @@ KvStoreStats KvStore::Stats() const {
   return stats;
 }
 
+std::int64_t KvStore::BytesOf(std::span<const std::uint64_t> scope_tags) const {
+  const std::lock_guard lock(impl_->directory_mutex);
+  std::int64_t bytes = 0;
+  for (const std::uint64_t tag : scope_tags) bytes += impl_->index.BytesOf(tag);
+  return bytes;
+}
+
 KvStore::Pin& KvStore::Pin::operator=(Pin&& other) noexcept {
   if (this != &other) {
     Pin old;

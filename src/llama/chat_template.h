@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "inferscale/result.h"
+#include "inferscale/tools.h"
 #include "llama/llama_model.h"
 
 namespace inferscale {
@@ -13,6 +14,8 @@ namespace inferscale {
 struct TemplateMessage {
   std::string role;
   std::string content;
+  std::vector<ToolCall> tool_calls = {};
+  std::string tool_call_id = {};
 };
 
 /// A model's Jinja chat template, rendered by llama.cpp's engine with a pinned clock, so that the
@@ -27,11 +30,19 @@ class ChatTemplate {
   /// Ends where the assistant's answer begins. The BOS text is left out when the tokenizer adds it.
   /// kInvalidArgument when the template raises.
   Result<std::string> Render(const std::vector<TemplateMessage>& messages) const;
+  /// The same with tools in the prompt, and tool calls and their results among the messages, as
+  /// llama.cpp prepares them for this template.
+  Result<std::string> RenderWithTools(const std::vector<TemplateMessage>& messages,
+                                      const std::vector<ToolUse::Tool>& tools) const;
+  /// Whether it has a form of its own for tools and their calls.
+  bool supports_tools() const { return supports_tools_; }
 
  private:
+  friend class ToolGrammar;
   struct Impl;
   ChatTemplate();
   std::unique_ptr<Impl> impl_;
+  bool supports_tools_ = false;
 };
 
 }  // namespace inferscale

@@ -29,6 +29,10 @@ class EmbeddingContext {
   /// [texts][dimensions], each of length 1. A longer text is cut to the window; an empty or blank
   /// one is embedded as its special tokens.
   Result<std::vector<std::vector<float>>> Embed(std::span<const std::string> texts);
+  /// Tokens that Embed() of this text computes.
+  std::int64_t CountTokens(const std::string& text) const {
+    return static_cast<std::int64_t>(Tokenize(text).size());
+  }
 
  private:
   EmbeddingContext() = default;

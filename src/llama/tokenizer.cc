@@ -161,6 +161,16 @@ bool LlamaTokenizer::IsEndOfGeneration(TokenId id) const {
   return id >= 0 && id < vocabulary_ && llama_vocab_is_eog(model_->vocab(), id);
 }
 
+std::vector<std::string> LlamaTokenizer::SpecialNames() const {
+  std::vector<std::string> names = protected_names_;
+  constexpr int kControl = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_UNKNOWN;
+  for (TokenId id = 0; id < vocabulary_; ++id) {
+    if ((llama_vocab_get_attr(model_->vocab(), id) & kControl) != 0)
+      names.push_back(SpecialPiece(id));
+  }
+  return names;
+}
+
 TokenId LlamaTokenizer::FindSpecial(std::string_view name) const {
   const TokenIds ids = Raw(name, true);
   if (ids.size() == 1 && SpecialPiece(ids[0]) == name) return ids[0];

@@ -106,7 +106,9 @@ void KeepLedger(Catalog& catalog, const ChatState& chat, const std::string& enco
   const GenerationReport& generation = chat.report.generation;
   const bool whole =
       generation.finish == FinishReason::kStop || generation.finish == FinishReason::kLength;
-  if (chat.ledger_scope.id == 0 || !whole || !generation.status.ok()) return;
+  // What a tool returns changes the next prompt from the call on: it is composed anew.
+  const bool called = !chat.report.tool_calls.empty();
+  if (chat.ledger_scope.id == 0 || !whole || called || !generation.status.ok()) return;
   LedgerEntry entry;
   entry.ids = chat.composed.composition.ids;
   entry.ids.insert(entry.ids.end(), generation.generated.begin(), generation.generated.end());
@@ -119,9 +121,22 @@ void KeepLedger(Catalog& catalog, const ChatState& chat, const std::string& enco
   entry.prefix_tokens = chat.composed.prefix_tokens;
   entry.epoch = chat.ledger_scope.epoch;
   entry.encoding_id = encoding_id;
-  const Status status = catalog.PutLedger(chat.ledger_scope.id, ConversationHash(messages), entry);
+  const Status status = catalog.PutLedger(
+      chat.ledger_scope.id, ConversationHash(messages, chat.request.tools.get()), entry);
   if (!status.ok())
     spdlog::warn("the next turn of this conversation will be composed anew: {}", status.ToString());
+}
+
+/// Tells the calls in an answer from what it says.
+void ReadToolCalls(ChatState& chat) {
+  if (chat.request.tools == nullptr) return;
+  GenerationReport& generation = chat.report.generation;
+  ToolAnswer answer =
+      chat.request.tools->Parse(generation.text, generation.finish != FinishReason::kStop);
+  // An answer cut off may be no form yet.
+  if (answer.content.empty() && answer.calls.empty()) return;
+  generation.text = std::move(answer.content);
+  chat.report.tool_calls = std::move(answer.calls);
 }
 
 }  // namespace
@@ -196,8 +211,10 @@ void MemoryService::Impl::EncodeLost(const Composition& composition,
 Result<Composed> MemoryService::Impl::ComposePrompt(
     const std::string& tenant, std::span<const ScopeInfo> scopes,
     std::span<const ChatMessage> messages, std::span<const Fact> facts, MemoryMode mode,
-    std::int32_t compute_best, std::int32_t answer_tokens, const LedgerEntry* ledger) {
+    std::int32_t compute_best, std::int32_t answer_tokens, const LedgerEntry* ledger,
+    const ToolFormat* tools) {
   ComposeRequest request;
+  request.tools = tools;
   request.messages.assign(messages.begin(), messages.end());
   if (request.messages.empty() || request.messages.front().role != "system") {
     request.messages.insert(request.messages.begin(),
@@ -322,9 +339,10 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
     for (std::size_t count = request.messages.size(); count-- > 1 && !ledger.has_value();) {
       if (request.messages[count - 1].role != "assistant") continue;
       INFERSCALE_ASSIGN_OR_RETURN(
-          ledger, impl_->catalog->GetLedger(
-                      chat->ledger_scope.id,
-                      ConversationHash(std::span(request.messages).subspan(0, count))));
+          ledger,
+          impl_->catalog->GetLedger(chat->ledger_scope.id,
+                                    ConversationHash(std::span(request.messages).subspan(0, count),
+                                                     request.tools.get())));
       break;
     }
     if (ledger.has_value()) {
@@ -337,7 +355,7 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
       chat->composed,
       impl_->ComposePrompt(request.scope.tenant, scopes, request.messages, facts, request.mode,
                            request.compute_best, request.sampling.max_tokens,
-                           ledger.has_value() ? &*ledger : nullptr));
+                           ledger.has_value() ? &*ledger : nullptr, request.tools.get()));
   INFERSCALE_ASSIGN_OR_RETURN(chat->composed.composition.salt,
                               impl_->Salt(request.scope, scopes, request.mode));
   if (!request.use_ledger) chat->ledger_scope = {};
@@ -375,9 +393,12 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
     // The ledger must be kept before the client can send its next turn, and not on the engine's
     // thread.
     const auto finish = [this, chat] {
+      ReadToolCalls(*chat);
       KeepLedger(*impl_->catalog, *chat, impl_->encoding_id);
       impl_->EncodeLost(chat->composed.composition, chat->report.generation);
-      if (chat->request.remember && chat->request.scope.HasOwner())
+      // A call is no answer yet: the turn is remembered with what is said after its result.
+      const bool answered = chat->report.tool_calls.empty();
+      if (chat->request.remember && answered && chat->request.scope.HasOwner())
         Remember(chat->request, chat->report);
       chat->on_done(std::move(chat->report));
       {
@@ -441,7 +462,7 @@ Result<Composition> MemoryService::ComposeFor(const Scope& scope,
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
   INFERSCALE_ASSIGN_OR_RETURN(Composed composed,
                               impl_->ComposePrompt(scope.tenant, scopes, messages, facts, mode,
-                                                   compute_best, kAnswerTokens, nullptr));
+                                                   compute_best, kAnswerTokens, nullptr, nullptr));
   if (fallbacks != nullptr) *fallbacks = composed.fallbacks;
   INFERSCALE_ASSIGN_OR_RETURN(composed.composition.salt, impl_->Salt(scope, scopes, mode));
   std::mutex mutex;

@@ -67,7 +67,8 @@ struct MemoryService::Impl {
   Result<Composed> ComposePrompt(const std::string& tenant, std::span<const ScopeInfo> scopes,
                                  std::span<const ChatMessage> messages, std::span<const Fact> facts,
                                  MemoryMode mode, std::int32_t compute_best,
-                                 std::int32_t answer_tokens, const LedgerEntry* ledger);
+                                 std::int32_t answer_tokens, const LedgerEntry* ledger,
+                                 const ToolFormat* tools);
   /// Makes sure that the exact prefix of a composition is in the store, then calls `then`, perhaps
   /// on another thread. A prefix that cannot be stored is simply computed.
   void WithPrefix(const Composition& composition, std::function<void()> then);

@@ -7,15 +7,12 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/utf8.h"
+#include "engine/context_limit.h"
 
 namespace inferscale {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-const char* FinishName(FinishReason reason) {
-  return reason == FinishReason::kStop ? "stop" : "length";
-}
 
 std::string NewId(bool chat) {
   std::string id = NewUuid();
@@ -25,6 +22,19 @@ std::string NewId(bool chat) {
 
 std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+void AddToolCalls(const ChatReport& report, Json& message) {
+  Json calls = Json::array();
+  for (const ToolCall& call : report.tool_calls) {
+    calls.push_back({{"id", call.id.empty() ? NewToolCallId() : call.id},
+                     {"type", "function"},
+                     {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+  }
+  message["tool_calls"] = std::move(calls);
+  const std::string& said = report.generation.text;
+  const std::size_t end = said.find_last_not_of(" \t\r\n");
+  message["content"] = end == std::string::npos ? Json(nullptr) : Json(said.substr(0, end + 1));
 }
 
 Json Bytes(const std::string& text) {
@@ -38,6 +48,9 @@ Json Bytes(const std::string& text) {
 HttpResponse OpenAiError(const HttpRequest& request, const Status& status) {
   if (status.code() == StatusCode::kUnsupported) {
     return ErrorResponse(request, ErrorDialect::kOpenAi, status, 400, "unsupported_parameter");
+  }
+  if (IsContextExceeded(status)) {
+    return ErrorResponse(request, ErrorDialect::kOpenAi, status, 400, "context_length_exceeded");
   }
   return ErrorResponse(request, ErrorDialect::kOpenAi, status);
 }
@@ -55,7 +68,10 @@ CompletionAnswer::CompletionAnswer(Parts parts)
       id_(NewId(parts_.options.chat)),
       created_(NowMs() / 1000),
       choices_(static_cast<std::size_t>(parts_.choices)),
-      left_(choices_.size()) {}
+      left_(choices_.size()) {
+  if (parts_.options.tools == nullptr || !parts_.options.stream) return;
+  for (Choice& choice : choices_) choice.tools.emplace(parts_.options.tools);
+}
 
 CompletionAnswer::~CompletionAnswer() { --*parts_.in_flight; }
 
@@ -111,14 +127,21 @@ Json CompletionAnswer::Envelope() const {
 
 Json CompletionAnswer::Chunk(std::size_t choice, const std::string& text, Json logprobs,
                              const Json& finish_reason) const {
+  Json delta = Json::object();
+  if (finish_reason.is_null()) delta[parts_.options.chat ? "content" : "text"] = text;
+  return ChunkOf(choice, std::move(delta), std::move(logprobs), finish_reason);
+}
+
+Json CompletionAnswer::ChunkOf(std::size_t choice, Json delta, Json logprobs,
+                               const Json& finish_reason) const {
   Json item = {{"index", choice}};
   if (parts_.options.chat) {
-    Json delta = Json::object();
-    if (!choices_[choice].role_sent) delta["role"] = "assistant";
-    if (finish_reason.is_null()) delta["content"] = text;
-    item["delta"] = std::move(delta);
+    Json whole = Json::object();
+    if (!choices_[choice].role_sent) whole["role"] = "assistant";
+    whole.update(delta);
+    item["delta"] = std::move(whole);
   } else {
-    item["text"] = text;
+    item["text"] = delta.value("text", "");
   }
   item["logprobs"] = std::move(logprobs);
   item["finish_reason"] = finish_reason;
@@ -126,6 +149,39 @@ Json CompletionAnswer::Chunk(std::size_t choice, const std::string& text, Json l
   chunk["choices"] = Json::array({std::move(item)});
   if (parts_.options.include_usage) chunk["usage"] = nullptr;
   return chunk;
+}
+
+bool CompletionAnswer::SendDeltas(std::size_t index, const std::vector<ToolStream::Delta>& deltas) {
+  Choice& choice = choices_[index];
+  for (const ToolStream::Delta& news : deltas) {
+    Json delta = Json::object();
+    if (news.call < 0) {
+      delta["content"] = news.content;
+    } else {
+      Json call = {{"index", news.call}};
+      if (!news.id.empty()) {
+        call["id"] = news.id;
+        call["type"] = "function";
+        call["function"]["name"] = news.name;
+      }
+      call["function"]["arguments"] = news.arguments;
+      if (!choice.role_sent) delta["content"] = nullptr;
+      delta["tool_calls"] = Json::array({std::move(call)});
+    }
+    Json logprobs = nullptr;
+    if (!choice.logprobs.empty())
+      logprobs = LogprobsOf(std::exchange(choice.logprobs, Json::array()));
+    if (!Send(ChunkOf(index, std::move(delta), std::move(logprobs), nullptr))) return false;
+    choice.role_sent = true;
+  }
+  return true;
+}
+
+const char* CompletionAnswer::FinishName(std::size_t index) const {
+  const Choice& choice = choices_[index];
+  if (choice.report.generation.finish != FinishReason::kStop) return "length";
+  const std::size_t calls = choice.tools ? choice.tools->calls() : choice.report.tool_calls.size();
+  return calls > 0 ? "tool_calls" : "stop";
 }
 
 Json CompletionAnswer::TokenLogprob(const Choice& choice, const TokenEvent& event) const {
@@ -173,7 +229,7 @@ void CompletionAnswer::OnToken(std::size_t index, const TokenEvent& event) {
     // Text that was held back for a stop string comes in an event that is no token, and has none.
     if (parts_.options.logprobs >= 0 && !event.top_logprobs.empty()) {
       Json entry = TokenLogprob(choice, event);
-      if (parts_.options.stream) {
+      if (parts_.options.stream && !choice.tools) {
         logprobs = LogprobsOf(Json::array({std::move(entry)}));
       } else {
         choice.logprobs.push_back(std::move(entry));
@@ -181,8 +237,12 @@ void CompletionAnswer::OnToken(std::size_t index, const TokenEvent& event) {
     }
     choice.text += event.text;
     if (!parts_.options.stream || (event.text.empty() && logprobs.is_null())) return;
-    heard = Send(Chunk(index, event.text, std::move(logprobs), nullptr));
-    choice.role_sent = true;
+    if (choice.tools) {
+      heard = SendDeltas(index, choice.tools->Push(event.text));
+    } else {
+      heard = Send(Chunk(index, event.text, std::move(logprobs), nullptr));
+      choice.role_sent = true;
+    }
   }
   if (!heard) CancelAll();
 }
@@ -300,9 +360,16 @@ Json CompletionAnswer::Memory() const {
 }
 
 void CompletionAnswer::FinishStream(std::size_t index) {
-  const FinishReason reason = choices_[index].report.generation.finish;
-  Json chunk = Chunk(index, "", nullptr, FinishName(reason));
-  choices_[index].role_sent = true;
+  Choice& choice = choices_[index];
+  Json logprobs = nullptr;
+  if (choice.tools) {
+    const bool cut = choice.report.generation.finish != FinishReason::kStop;
+    SendDeltas(index, choice.tools->Finish(cut));
+    if (!choice.logprobs.empty())
+      logprobs = LogprobsOf(std::exchange(choice.logprobs, Json::array()));
+  }
+  Json chunk = Chunk(index, "", std::move(logprobs), FinishName(index));
+  choice.role_sent = true;
   const bool last = left_ == 0;
   if (last && !parts_.options.include_usage) chunk["memory"] = Memory();
   Send(chunk);
@@ -327,11 +394,12 @@ void CompletionAnswer::FinishWhole() {
     Json item = {{"index", i}};
     if (parts_.options.chat) {
       item["message"] = {{"role", "assistant"}, {"content", generation.text}, {"refusal", nullptr}};
+      if (!choice.report.tool_calls.empty()) AddToolCalls(choice.report, item["message"]);
     } else {
       item["text"] = generation.text;
     }
     item["logprobs"] = LogprobsOf(choice.logprobs);
-    item["finish_reason"] = FinishName(generation.finish);
+    item["finish_reason"] = FinishName(i);
     list.push_back(std::move(item));
   }
   body["choices"] = std::move(list);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "server/exchange.h"
 #include "server/metrics.h"
 #include "server/openai_request.h"
+#include "server/tool_stream.h"
 
 namespace inferscale {
 
@@ -50,7 +52,8 @@ class CompletionAnswer : public std::enable_shared_from_this<CompletionAnswer> {
     std::shared_ptr<Generation> generation;
     bool role_sent = false, done = false;
     Json logprobs = Json::array();
-    std::string text;  // so far, of a text completion with logprobs
+    std::string text;                 // so far, of a text completion with logprobs
+    std::optional<ToolStream> tools;  // of a stream that may call tools
     ChatReport report;
   };
 
@@ -60,6 +63,10 @@ class CompletionAnswer : public std::enable_shared_from_this<CompletionAnswer> {
   Json Envelope() const;
   Json Chunk(std::size_t choice, const std::string& text, Json logprobs,
              const Json& finish_reason) const;
+  Json ChunkOf(std::size_t choice, Json delta, Json logprobs, const Json& finish_reason) const;
+  /// Sends what is new of a choice that may call tools, with the log-probabilities that wait.
+  bool SendDeltas(std::size_t choice, const std::vector<ToolStream::Delta>& deltas);
+  const char* FinishName(std::size_t choice) const;
   Json Usage() const;
   Json Memory() const;
   Json TokenLogprob(const Choice& choice, const TokenEvent& event) const;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "llama/json_schema_grammar.h"
+#include "server/tool_request.h"
 
 namespace inferscale {
 namespace {
@@ -35,14 +36,6 @@ Status CannotDo(std::string_view name, std::string_view why) {
 
 /// Fields that would change the answer if this server could do what they say.
 Status RefuseUnsupported(const json& body) {
-  for (const char* name : {"tools", "functions"}) {
-    const json* value = Field(body, name);
-    if (value == nullptr) continue;
-    if (!value->is_array()) return Wrong(name, "a list");
-    const json* choice = Field(body, "tool_choice");
-    if (!value->empty() && !(choice != nullptr && *choice == "none"))
-      return CannotDo(name, "the model is asked for text only");
-  }
   for (const char* name : {"frequency_penalty", "presence_penalty"}) {
     INFERSCALE_ASSIGN_OR_RETURN(const std::optional<double> penalty,
                                 NumberField(body, name, -2, 2));
@@ -195,15 +188,22 @@ Result<ChatMessage> MessageOf(const json& given, const std::string& where) {
   ChatMessage message;
   INFERSCALE_ASSIGN_OR_RETURN(const auto role, StringField(given, "role"));
   if (!role) return Wrong(where + ".role", "a string");
-  if (*role == "tool" || *role == "function")
-    return CannotDo(where + ".role", "the model is asked for text only");
-  if (*role != "system" && *role != "developer" && *role != "user" && *role != "assistant")
-    return Wrong(where + ".role", "system, developer, user or assistant");
+  if (*role == "function") return CannotDo(where + ".role", "send role tool");
+  if (*role != "system" && *role != "developer" && *role != "user" && *role != "assistant" &&
+      *role != "tool") {
+    return Wrong(where + ".role", "system, developer, user, assistant or tool");
+  }
   message.role = *role == "developer" ? "system" : *role;
-  const json* calls = Field(given, "tool_calls");
-  if (calls != nullptr && !(calls->is_array() && calls->empty()))
-    return CannotDo(where + ".tool_calls", "the model is asked for text only");
+  if (message.role == "assistant") {
+    INFERSCALE_ASSIGN_OR_RETURN(message.tool_calls, ToolCallsOf(given, where));
+  }
+  if (message.role == "tool") {
+    INFERSCALE_ASSIGN_OR_RETURN(const auto answers, StringField(given, "tool_call_id"));
+    if (!answers) return Wrong(where + ".tool_call_id", "a string");
+    message.tool_call_id = *answers;
+  }
   const json* content = Field(given, "content");
+  if (content == nullptr && !message.tool_calls.empty()) return message;
   if (content == nullptr) return Wrong(where + ".content", "a string, or a list of parts");
   INFERSCALE_ASSIGN_OR_RETURN(message.content, ContentText(*content, where + ".content"));
   INFERSCALE_ASSIGN_OR_RETURN(const auto name, StringField(given, "name"));
@@ -313,9 +313,15 @@ Result<ChatCall> ParseChatCall(const json& body, const ApiCall& call, const ApiC
                                 MessageOf((*messages)[i], "messages[" + std::to_string(i) + "]"));
     chat.request.messages.push_back(std::move(message));
   }
+  INFERSCALE_RETURN_IF_ERROR(CheckToolResults(chat.request.messages));
   INFERSCALE_ASSIGN_OR_RETURN(chat.request.sampling, SamplingOf(body, *engine, true));
   chat.request.sampling.logprobs = EngineLogprobs(chat.options);
   INFERSCALE_RETURN_IF_ERROR(RefuseUnsupported(body));
+  INFERSCALE_ASSIGN_OR_RETURN(chat.request.tools, ToolsOf(body, chat.request.messages, *engine));
+  if (chat.request.tools != nullptr && !chat.request.tools->use().tools.empty()) {
+    chat.request.tools->Constrain(chat.request.sampling);
+    chat.options.tools = chat.request.tools;
+  }
   INFERSCALE_ASSIGN_OR_RETURN(chat.request.scope, OwnerOf(body, call));
   INFERSCALE_RETURN_IF_ERROR(ReadMemory(body, call, context, &chat));
   return chat;

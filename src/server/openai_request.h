@@ -23,7 +23,8 @@ struct CompletionOptions {
   bool chat = true;  ///< /v1/chat/completions, else /v1/completions
   bool stream = false, include_usage = false;
   std::int32_t n = 1;
-  std::int32_t logprobs = -1;  ///< top alternatives a token; -1: none
+  std::int32_t logprobs = -1;               ///< top alternatives a token; -1: none
+  std::shared_ptr<const ToolFormat> tools;  ///< null: the answer calls nothing
 };
 
 struct ChatCall {

@@ -193,11 +193,11 @@ Result<ordered_json> Embeddings(const ApiContext& context, const json& body) {
     }
     data.push_back(std::move(item));
   }
-  // The embedder does not tell how many tokens a text has.
+  const std::int64_t tokens = embedder.CountTokens(texts).value_or(0);
   return ordered_json{{"object", "list"},
                       {"data", std::move(data)},
                       {"model", context.options.embedder_name},
-                      {"usage", {{"prompt_tokens", 0}, {"total_tokens", 0}}}};
+                      {"usage", {{"prompt_tokens", tokens}, {"total_tokens", tokens}}}};
 }
 
 }  // namespace

@@ -14,12 +14,33 @@ inline constexpr const char* kChatSchema = R"({
     "messages": {"type": "array", "minItems": 1, "items": {
       "type": "object", "required": ["role", "content"],
       "properties": {
-        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]},
+        "role": {"type": "string",
+                 "enum": ["system", "developer", "user", "assistant", "tool"]},
         "content": {"oneOf": [{"type": "string"}, {"type": "array", "items": {
           "type": "object", "required": ["type", "text"],
           "properties": {"type": {"type": "string", "enum": ["text"]},
                          "text": {"type": "string"}}}}]},
+        "tool_calls": {"type": "array", "description": "of an assistant's message",
+          "items": {"type": "object", "required": ["id", "type", "function"], "properties": {
+            "id": {"type": "string"}, "type": {"type": "string", "enum": ["function"]},
+            "function": {"type": "object", "required": ["name", "arguments"], "properties": {
+              "name": {"type": "string"}, "arguments": {"type": "string"}}}}}},
+        "tool_call_id": {"type": "string", "description": "of a tool's result"},
         "name": {"type": "string"}}}},
+    "tools": {"type": "array", "maxItems": 128, "items": {
+      "type": "object", "required": ["type", "function"], "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {"type": "object", "required": ["name"], "properties": {
+          "name": {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"},
+          "description": {"type": "string"},
+          "parameters": {"type": "object"}}}}}},
+    "tool_choice": {"oneOf": [
+      {"type": "string", "enum": ["none", "auto", "required"]},
+      {"type": "object", "required": ["type", "function"], "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {"type": "object", "required": ["name"],
+                     "properties": {"name": {"type": "string"}}}}}]},
+    "parallel_tool_calls": {"type": "boolean"},
     "stream": {"type": "boolean"},
     "stream_options": {"type": "object",
                        "properties": {"include_usage": {"type": "boolean"}}},

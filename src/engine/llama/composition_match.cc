@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "engine/context_limit.h"
+
 namespace inferscale {
 
 std::vector<Fallback> FallbackCounter::Take() const {
@@ -15,10 +17,7 @@ Status ValidateComposition(const Composition& composition, std::int32_t vocabula
                            std::int32_t context_tokens) {
   if (composition.ids.empty()) return InvalidArgument("the prompt is empty");
   if (composition.ids.size() >= static_cast<std::size_t>(context_tokens)) {
-    return InvalidArgument(
-        "the prompt has " + std::to_string(composition.ids.size()) +
-        " tokens and the context only " + std::to_string(context_tokens) +
-        "; serve fewer memories, shorten the conversation or raise context_tokens");
+    return ContextExceeded(static_cast<std::int64_t>(composition.ids.size()), context_tokens - 1);
   }
   for (const TokenId id : composition.ids) {
     if (id < 0 || id >= vocabulary) {

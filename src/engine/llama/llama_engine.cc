@@ -259,6 +259,19 @@ Result<RenderedChat> LlamaEngine::Render(std::span<const ChatMessage> messages) 
   return impl_->renderer->Render(messages);
 }
 
+Result<std::shared_ptr<const ToolFormat>> LlamaEngine::MakeToolFormat(const ToolUse& use) const {
+  INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<const LlamaToolFormat> format,
+                              impl_->renderer->tool_formats().Make(use));
+  return std::shared_ptr<const ToolFormat>(std::move(format));
+}
+
+Result<RenderedChat> LlamaEngine::RenderWithTools(std::span<const ChatMessage> messages,
+                                                  const ToolFormat& tools) const {
+  const auto* format = dynamic_cast<const LlamaToolFormat*>(&tools);
+  if (format == nullptr) return InvalidArgument("these tools were made for another engine");
+  return impl_->renderer->RenderWithTools(messages, *format);
+}
+
 void LlamaEngine::Encode(std::vector<EncodeRequest> requests,
                          std::function<void(const EncodeOutcome&)> on_outcome) {
   if (impl_->encoder) {
@@ -345,6 +358,9 @@ const Fingerprint& LlamaEngine::fingerprint() const { return impl_->fingerprint;
 const EngineCapabilities& LlamaEngine::capabilities() const { return impl_->capabilities; }
 const KvGeometry& LlamaEngine::geometry() const { return impl_->geometry; }
 KvStoreStats LlamaEngine::StoreStats() const { return impl_->store->Stats(); }
+std::int64_t LlamaEngine::StoredBytes(std::span<const std::uint64_t> scope_tags) const {
+  return impl_->store->BytesOf(scope_tags);
+}
 const MemoryPlan& LlamaEngine::memory_plan() const { return impl_->plan; }
 double LlamaEngine::relocation_error() const { return impl_->relocation_error; }
 const LlamaEngineOptions& LlamaEngine::options() const { return impl_->options; }

@@ -22,6 +22,9 @@ class LlamaEngine final : public Engine {
   TokenIds Tokenize(std::string_view text) const override;
   std::string Detokenize(std::span<const TokenId> ids) const override;
   Result<RenderedChat> Render(std::span<const ChatMessage> messages) const override;
+  Result<std::shared_ptr<const ToolFormat>> MakeToolFormat(const ToolUse& use) const override;
+  Result<RenderedChat> RenderWithTools(std::span<const ChatMessage> messages,
+                                       const ToolFormat& tools) const override;
   void Encode(std::vector<EncodeRequest> requests,
               std::function<void(const EncodeOutcome&)> on_outcome) override;
   std::shared_ptr<Generation> Generate(
@@ -36,6 +39,7 @@ class LlamaEngine final : public Engine {
   const EngineCapabilities& capabilities() const override;
   const KvGeometry& geometry() const override;
   KvStoreStats StoreStats() const override;
+  std::int64_t StoredBytes(std::span<const std::uint64_t> scope_tags) const override;
 
   const MemoryPlan& memory_plan() const;
   /// Largest relative error of moved keys at load, and what is tolerated; 0 when KV is refused.

@@ -1,35 +1,20 @@
 #include "engine/llama/prompt_renderer.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 
 #include <spdlog/spdlog.h>
 
 #include "base/utf8.h"
+#include "engine/llama/prompt_roles.h"
 
 namespace inferscale {
 namespace {
 
-constexpr std::size_t kMaxMessages = 9999;
-constexpr std::size_t kMaxCachedSkeletons = 256;
 constexpr const char* kChatMl =
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content "
     "}}<|im_end|>\n"
     "{% endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{% endif -%}";
-
-constexpr std::string_view kSentinelHead = "QzTextOfMessage";
-
-/// Letters and digits only: no template trims, escapes or recognises it.
-std::string Sentinel(std::size_t index) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%s%04zuzQ", kSentinelHead.data(), index);
-  return text;
-}
-
-std::string NormalizedRole(const std::string& role) {
-  return role == "developer" ? "system" : role;
-}
 
 /// Roles as templates demand them: one system message in front, then user and assistant in turn.
 /// \return the messages with sentinels; texts of one role in a row share a message.
@@ -80,9 +65,10 @@ std::string PlainLines(const std::vector<TemplateMessage>& messages) {
 }  // namespace
 
 PromptRenderer::PromptRenderer(std::shared_ptr<const LlamaModel> model,
-                               std::shared_ptr<const LlamaTokenizer> tokenizer)
+                               std::shared_ptr<const LlamaTokenizer> tokenizer,
+                               const std::string& source)
     : tokenizer_(std::move(tokenizer)) {
-  const std::string own = model->chat_template();
+  const std::string own = source.empty() ? model->chat_template() : source;
   if (!own.empty()) {
     Result<std::unique_ptr<ChatTemplate>> created = ChatTemplate::Create(*model, own);
     if (created.ok()) {
@@ -105,6 +91,13 @@ PromptRenderer::PromptRenderer(std::shared_ptr<const LlamaModel> model,
   }
   if (identity_.empty()) identity_ = "plain lines";
   Probe();
+  std::vector<std::string> names = tokenizer_->SpecialNames();
+  // What marks places must not be spelt by a tool either.
+  names.emplace_back(kSentinelHead);
+  names.emplace_back(SpecialNameGuard::kMark);
+  guard_ = std::make_unique<const SpecialNameGuard>(names);
+  tool_formats_ =
+      std::make_unique<const ToolFormats>(std::move(model), tokenizer_, template_.get());
 }
 
 Result<std::string> PromptRenderer::RenderText(const std::vector<TemplateMessage>& messages) const {
@@ -181,22 +174,35 @@ Result<PromptRenderer::Skeleton> PromptRenderer::MakeSkeleton(
   if (!text.ok()) text = RenderText(Merged(roles, leads_with_system && !system_role_));
   if (!text.ok()) return text.status();
 
+  return Cut(*text, roles.size(), "");
+}
+
+/// \param behind_system text that follows the system text and belongs in front of the facts
+Result<PromptRenderer::Skeleton> PromptRenderer::Cut(std::string_view text, std::size_t messages,
+                                                     std::string_view behind_system) const {
   Skeleton skeleton;
   std::size_t from = 0;
   while (true) {
-    const std::size_t at = text->find(kSentinelHead, from);
+    const std::size_t at = text.find(kSentinelHead, from);
     std::size_t which = 0;
-    if (at != std::string::npos) {
-      which = static_cast<std::size_t>(
-          std::strtoul(text->c_str() + at + kSentinelHead.size(), nullptr, 10));
-      if (which >= roles.size() ||
-          text->compare(at, Sentinel(which).size(), Sentinel(which)) != 0) {
+    if (at != std::string_view::npos) {
+      const std::string digits(text.substr(at + kSentinelHead.size(), kSentinelDigits));
+      which = static_cast<std::size_t>(std::strtoul(digits.c_str(), nullptr, 10));
+      if (which >= messages || text.substr(at, Sentinel(which).size()) != Sentinel(which)) {
         return Internal("the chat template changed a message's text");
       }
     }
-    skeleton.pieces.push_back(tokenizer_->TokenizeTemplate(
-        std::string_view(*text).substr(from, at == std::string::npos ? at : at - from)));
-    if (at == std::string::npos) break;
+    std::string_view piece = text.substr(from, at == std::string_view::npos ? at : at - from);
+    TokenIds& ids = skeleton.pieces.emplace_back();
+    const bool after_system = !skeleton.places.empty() && skeleton.places.back() == 0;
+    if (after_system && piece.starts_with(behind_system)) {
+      ids = TokenizeMarked(behind_system);
+      skeleton.tool_tokens = static_cast<std::int32_t>(ids.size());
+      piece.remove_prefix(behind_system.size());
+    }
+    const TokenIds rest = TokenizeMarked(piece);
+    ids.insert(ids.end(), rest.begin(), rest.end());
+    if (at == std::string_view::npos) break;
     skeleton.places.push_back(which);
     from = at + Sentinel(which).size();
   }
@@ -205,6 +211,18 @@ Result<PromptRenderer::Skeleton> PromptRenderer::MakeSkeleton(
     opening.insert(opening.begin(), tokenizer_->bos());
   }
   return skeleton;
+}
+
+TokenIds PromptRenderer::TokenizeMarked(std::string_view text) const {
+  TokenIds ids;
+  while (!text.empty()) {
+    const std::size_t mark = text.find(SpecialNameGuard::kMark);
+    const TokenIds part = tokenizer_->TokenizeTemplate(text.substr(0, mark));
+    ids.insert(ids.end(), part.begin(), part.end());
+    if (mark == std::string_view::npos) break;
+    text.remove_prefix(mark + SpecialNameGuard::kMark.size());
+  }
+  return ids;
 }
 
 Result<PromptRenderer::Skeleton> PromptRenderer::FindSkeleton(
@@ -223,21 +241,15 @@ Result<PromptRenderer::Skeleton> PromptRenderer::FindSkeleton(
 }
 
 Result<RenderedChat> PromptRenderer::Render(std::span<const ChatMessage> messages) const {
-  if (messages.empty()) return InvalidArgument("a conversation needs at least one message");
-  if (messages.size() > kMaxMessages) {
-    return InvalidArgument("a conversation may have at most " + std::to_string(kMaxMessages) +
-                           " messages");
-  }
-  std::vector<std::string> roles;
-  for (const ChatMessage& message : messages) {
-    if (message.role.empty() || message.role.size() > 64) {
-      return InvalidArgument("a message has no role, or one longer than 64 bytes");
-    }
-    roles.push_back(NormalizedRole(message.role));
-  }
+  INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::string> roles, RolesOf(messages));
   INFERSCALE_ASSIGN_OR_RETURN(const Skeleton skeleton, FindSkeleton(roles));
+  return Fill(skeleton, roles, messages);
+}
+
+RenderedChat PromptRenderer::Fill(const Skeleton& skeleton, const std::vector<std::string>& roles,
+                                  std::span<const ChatMessage> messages) const {
   RenderedChat chat;
-  chat.contents.resize(messages.size());
+  chat.contents.resize(messages.size(), {-1, -1});
   const auto append = [&](const TokenIds& ids) {
     chat.ids.insert(chat.ids.end(), ids.begin(), ids.end());
   };
@@ -248,9 +260,15 @@ Result<RenderedChat> PromptRenderer::Render(std::span<const ChatMessage> message
     span.begin = static_cast<std::int32_t>(chat.ids.size());
     append(tokenizer_->Tokenize(Trimmed(roles[which], messages[which].content)));
     span.end = static_cast<std::int32_t>(chat.ids.size());
-    if (which == 0 && roles[0] == "system") chat.facts_place = span.end;
+    if (which == 0 && roles[0] == "system") chat.facts_place = span.end + skeleton.tool_tokens;
   }
   append(skeleton.pieces.back());
+  // A message without text stands where the one before it ends.
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if (chat.contents[i].begin >= 0) continue;
+    const std::int32_t at = i == 0 ? 0 : chat.contents[i - 1].end;
+    chat.contents[i] = {at, at};
+  }
   for (std::size_t i = messages.size(); i-- > 0;) {
     if (roles[i] == "user") {
       chat.question_place = chat.contents[i].begin;

@@ -376,7 +376,10 @@ void ServingLoop::AfterSampled(ServingJob& job, const float* logits) {
   if (!ended) {
     job.report.generated.push_back(choice->id);
     job.tokens.push_back(choice->id);
-    event.text = job.stream->Push(tokenizer_->Piece(choice->id));
+    const TokenIds& shown = job.sampling.shown_tokens;
+    const bool by_name = std::find(shown.begin(), shown.end(), choice->id) != shown.end();
+    event.text = job.stream->Push(by_name ? tokenizer_->SpecialPiece(choice->id)
+                                          : tokenizer_->Piece(choice->id));
     full = static_cast<std::int32_t>(job.report.generated.size()) >= job.sampling.max_tokens ||
            job.known() >= context_->tokens_per_sequence();
   }

@@ -60,7 +60,43 @@ struct TokenSampler::Impl {
   bool plain_greedy = false;
   SamplerPtr chain;
   SamplerPtr grammar;
+  bool grammar_waits = false;  ///< for what makes it hold
   std::vector<llama_token_data> candidates;
+
+  Status AddGrammar(const llama_vocab* vocab, const Sampling& sampling) {
+    grammar_waits = !sampling.grammar_triggers.empty() || !sampling.grammar_trigger_tokens.empty();
+    try {
+      if (grammar_waits) {
+        std::vector<const char*> patterns;
+        for (const std::string& pattern : sampling.grammar_triggers)
+          patterns.push_back(pattern.c_str());
+        grammar.reset(llama_sampler_init_grammar_lazy_patterns(
+            vocab, sampling.grammar.c_str(), "root", patterns.data(), patterns.size(),
+            sampling.grammar_trigger_tokens.data(), sampling.grammar_trigger_tokens.size()));
+      } else {
+        grammar.reset(llama_sampler_init_grammar(vocab, sampling.grammar.c_str(), "root"));
+        for (const TokenId id : sampling.grammar_prefill) {
+          if (grammar) llama_sampler_accept(grammar.get(), id);
+        }
+      }
+    } catch (const std::exception&) {
+      grammar.reset();
+    }
+    if (grammar) return OkStatus();
+    return InvalidArgument("the grammar does not parse; it must be GBNF with a rule 'root'");
+  }
+
+  /// What the grammar was to hold from here on may not be what the model has begun: then it is
+  /// free.
+  void AcceptByGrammar(TokenId id) {
+    if (!grammar) return;
+    try {
+      llama_sampler_accept(grammar.get(), id);
+    } catch (const std::exception&) {
+      if (!grammar_waits) throw;
+      grammar.reset();
+    }
+  }
 
   void Fill(const float* logits) {
     candidates.resize(static_cast<std::size_t>(vocabulary));
@@ -148,16 +184,7 @@ Result<std::unique_ptr<TokenSampler>> TokenSampler::Create(const llama_vocab* vo
       add(llama_sampler_init_dist(sampling.seed ? *sampling.seed : std::random_device{}()));
     }
   }
-  if (!sampling.grammar.empty()) {
-    try {
-      impl.grammar.reset(llama_sampler_init_grammar(vocab, sampling.grammar.c_str(), "root"));
-    } catch (const std::exception&) {
-      impl.grammar.reset();
-    }
-    if (!impl.grammar) {
-      return InvalidArgument("the grammar does not parse; it must be GBNF with a rule 'root'");
-    }
-  }
+  if (!sampling.grammar.empty()) INFERSCALE_RETURN_IF_ERROR(impl.AddGrammar(vocab, sampling));
   return sampler;
 }
 
@@ -167,7 +194,7 @@ Result<TokenSampler::Choice> TokenSampler::Sample(const float* logits) {
     INFERSCALE_ASSIGN_OR_RETURN(choice.id, impl_->Pick(logits));
     if (!std::isfinite(logits[choice.id])) return Internal("the model produced no finite logits");
     if (impl_->chain) llama_sampler_accept(impl_->chain.get(), choice.id);
-    if (impl_->grammar) llama_sampler_accept(impl_->grammar.get(), choice.id);
+    impl_->AcceptByGrammar(choice.id);
   } catch (const std::exception& error) {
     return Internal(std::string("sampling failed: ") + error.what());
   }
