@@ -11,7 +11,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-vllm wheel bench lint format clean packages models configure
+.PHONY: help build demo test test-vllm wheel bench package lint format clean packages models configure
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ test-vllm: packages models ## the connector on a real vLLM on this CPU; VLLM=0.3
 bench: build models ## measure; every benchmark prints one table
 	@tools/test/run_benchmarks.sh
 
+package: packages ## dist/inferscale-VERSION-linux-ARCH.tar.gz, which runs on any CPU and system like this
+	@tools/package/make_package.sh $(JOBS) >/dev/null
+	@tools/package/check_package.sh dist/inferscale-*-linux-$(shell uname -m).tar.gz
+
 lint: packages ## format, naming and structure checks; CHANGED=1 for changed files only
 	@$(SETUP)/install_packages.sh lint
 	@cmake --preset release -DINFERSCALE_WERROR=OFF >/dev/null
@@ -56,4 +60,4 @@ format: ## apply clang-format
 	@tools/lint/format.sh
 
 clean: ## remove the build folders; the cache of fetched things stays
-	@rm -rf build
+	@rm -rf build dist

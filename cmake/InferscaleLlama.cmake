@@ -1,5 +1,6 @@
 # Defines inferscale_llama_cpp: llama.cpp's static libraries from the cache outside the build
-# folder. tools/setup/build_llama.sh builds them there first if this commit, these flags, this
+# folder, or with INFERSCALE_DISPATCH its shared ones with a CPU backend for each generation of
+# processors. tools/setup/build_llama.sh builds them there first if this commit, these flags, this
 # compiler and this CPU have none yet.
 find_package(Threads REQUIRED)
 
@@ -14,7 +15,9 @@ endif()
 if(INFERSCALE_CUDA)
   list(APPEND llama_arguments --cuda)
 endif()
-if(NOT INFERSCALE_NATIVE)
+if(INFERSCALE_DISPATCH)
+  list(APPEND llama_arguments --dispatch)
+elseif(NOT INFERSCALE_NATIVE)
   list(APPEND llama_arguments --portable)
 endif()
 execute_process(
@@ -27,7 +30,8 @@ if(NOT llama_result EQUAL 0)
 endif()
 message(STATUS "llama.cpp: ${llama_prefix}")
 set_property(DIRECTORY "${CMAKE_SOURCE_DIR}" APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-             "${llama_prefix}/share/complete" third_party/llama/CMakeLists.txt tools/setup/pins.sh)
+             "${llama_prefix}/share/complete" third_party/llama/CMakeLists.txt
+             third_party/llama/dispatch/CMakeLists.txt tools/setup/pins.sh)
 
 add_library(inferscale_llama_cpp INTERFACE)
 # Part of every KV block's fingerprint. A source tree of one's own is named by its path.
@@ -39,6 +43,15 @@ endif()
 target_compile_definitions(inferscale_llama_cpp INTERFACE INFERSCALE_LLAMA_COMMIT="${llama_commit}")
 target_include_directories(inferscale_llama_cpp SYSTEM INTERFACE "${llama_prefix}/include"
                                                                  "${llama_prefix}/include/common")
+if(INFERSCALE_DISPATCH)
+  set(llama_libraries llama-common llama ggml ggml-base)
+  list(TRANSFORM llama_libraries REPLACE "(.+)" "${llama_prefix}/lib/lib\\1.so")
+  target_link_libraries(inferscale_llama_cpp INTERFACE ${llama_libraries} Threads::Threads)
+  target_compile_definitions(inferscale_llama_cpp
+                             INTERFACE INFERSCALE_BACKENDS="${llama_prefix}/lib/backends")
+  set(INFERSCALE_LLAMA_PREFIX "${llama_prefix}")
+  return()
+endif()
 set(llama_archives llama-common llama-common-base cpp-httplib llama ggml)
 if(INFERSCALE_CUDA)
   list(APPEND llama_archives ggml-cuda)

@@ -1,5 +1,6 @@
 #include "base/utf8.h"
 #include "catalog/catalog_rows.h"
+#include "catalog/erasing.h"
 #include "catalog/sqlite_catalog.h"
 #include "catalog/text_segments.h"
 #include "catalog/validation.h"
@@ -68,6 +69,50 @@ void RemoveAllFacts(Connection& connection, ScopeId scope, TimeMs now, std::vect
 }
 
 }  // namespace
+
+Result<Erasure> DeleteFactRows(Connection& connection, const std::string& id, TimeMs now,
+                               ErasureEntry* entry) {
+  const auto found = FindFact(connection, id);
+  if (!found) return UnknownFact(id);
+  Erasure erasure;
+  RemoveFact(connection, *found, erasure.keys);
+  Query(connection,
+        "UPDATE turns SET consumed = 1 WHERE id IN "
+        "(SELECT turn_id FROM fact_sources WHERE fact_id = ?)")
+      .Bind(id)
+      .Run();
+  DropIdleJobs(connection, found->fact.scope_id);
+  HistoryEvent event;
+  event.event = "DELETE";
+  event.fact = &found->fact;
+  event.old_text = found->fact.text;
+  event.created_at_ms = found->fact.created_at_ms;
+  event.updated_at_ms = now;
+  event.is_deleted = true;
+  AddHistory(connection, event);
+  RaiseEpoch(connection, found->fact.scope_id, -1, now, erasure);
+  RecordErasure(connection, erasure);
+  entry->kind = ErasureEntry::Kind::kDeleteFact;
+  entry->at_ms = now;
+  entry->fact_hash = FactIdHash(id);
+  entry->turns = found->fact.source_turns;
+  return erasure;
+}
+
+Result<Erasure> DeleteScopeRows(Connection& connection, ScopeId scope, TimeMs now,
+                                ErasureEntry* entry) {
+  INFERSCALE_RETURN_IF_ERROR(CheckScopeExists(connection, scope));
+  Erasure erasure;
+  erasure.whole_scope = true;
+  RemoveAllFacts(connection, scope, now, erasure.keys);
+  RaiseEpoch(connection, scope, 0, now, erasure);
+  Query(connection, "UPDATE scopes SET facts = 0 WHERE id = ?").Bind(scope).Run();
+  RecordErasure(connection, erasure);
+  entry->kind = ErasureEntry::Kind::kDeleteScope;
+  entry->at_ms = now;
+  entry->scope_tag = erasure.scope_tag;
+  return erasure;
+}
 
 Result<Erasure> SqliteCatalog::UpdateFact(const std::string& id, const FactUpdate& update) {
   INFERSCALE_RETURN_IF_ERROR(CheckUpdate(update));
@@ -143,26 +188,9 @@ Result<Erasure> SqliteCatalog::UpdateFact(const std::string& id, const FactUpdat
 Result<Erasure> SqliteCatalog::DeleteFact(const std::string& id) {
   const TimeMs now = Now();
   return Write([&](Connection& connection) -> Result<Erasure> {
-    const auto found = FindFact(connection, id);
-    if (!found) return UnknownFact(id);
-    Erasure erasure;
-    RemoveFact(connection, *found, erasure.keys);
-    Query(connection,
-          "UPDATE turns SET consumed = 1 WHERE id IN "
-          "(SELECT turn_id FROM fact_sources WHERE fact_id = ?)")
-        .Bind(id)
-        .Run();
-    DropIdleJobs(connection, found->fact.scope_id);
-    HistoryEvent event;
-    event.event = "DELETE";
-    event.fact = &found->fact;
-    event.old_text = found->fact.text;
-    event.created_at_ms = found->fact.created_at_ms;
-    event.updated_at_ms = now;
-    event.is_deleted = true;
-    AddHistory(connection, event);
-    RaiseEpoch(connection, found->fact.scope_id, -1, now, erasure);
-    RecordErasure(connection, erasure);
+    ErasureEntry entry;
+    INFERSCALE_ASSIGN_OR_RETURN(Erasure erasure, DeleteFactRows(connection, id, now, &entry));
+    INFERSCALE_RETURN_IF_ERROR(erasure_log_.Append(std::span(&entry, 1)));
     return erasure;
   });
 }
@@ -171,16 +199,13 @@ Result<std::vector<Erasure>> SqliteCatalog::DeleteScopes(std::span<const ScopeId
   const TimeMs now = Now();
   return Write([&](Connection& connection) -> Result<std::vector<Erasure>> {
     std::vector<Erasure> erasures;
+    std::vector<ErasureEntry> entries;
     for (const ScopeId scope : scopes) {
-      INFERSCALE_RETURN_IF_ERROR(CheckScopeExists(connection, scope));
-      Erasure erasure;
-      erasure.whole_scope = true;
-      RemoveAllFacts(connection, scope, now, erasure.keys);
-      RaiseEpoch(connection, scope, 0, now, erasure);
-      Query(connection, "UPDATE scopes SET facts = 0 WHERE id = ?").Bind(scope).Run();
-      RecordErasure(connection, erasure);
+      INFERSCALE_ASSIGN_OR_RETURN(Erasure erasure,
+                                  DeleteScopeRows(connection, scope, now, &entries.emplace_back()));
       erasures.push_back(std::move(erasure));
     }
+    INFERSCALE_RETURN_IF_ERROR(erasure_log_.Append(entries));
     return erasures;
   });
 }

@@ -1,4 +1,5 @@
 #include "catalog/catalog_rows.h"
+#include "catalog/erasing.h"
 #include "catalog/sqlite_catalog.h"
 
 namespace inferscale::catalog {
@@ -65,7 +66,9 @@ void ForgetTurns(Connection& connection, const std::vector<TurnId>& turns,
   }
 }
 
-void ForgetTurnsOf(Connection& connection, const std::string& fact_id, std::vector<KvKey>& keys) {
+/// \return the turns that are gone.
+std::vector<TurnId> ForgetTurnsOf(Connection& connection, const std::string& fact_id,
+                                  std::vector<KvKey>& keys) {
   std::vector<TurnId> turns;
   {
     Query query(connection,
@@ -82,6 +85,7 @@ void ForgetTurnsOf(Connection& connection, const std::string& fact_id, std::vect
       .Bind(fact_id)
       .Run();
   Query(connection, "DELETE FROM fact_sources WHERE fact_id = ?").Bind(fact_id).Run();
+  return turns;
 }
 
 void ForgetHistoryOf(Connection& connection, const std::string& fact_id) {
@@ -119,6 +123,100 @@ void ForgetScope(Connection& connection, ScopeId scope, std::vector<KvKey>& keys
 
 }  // namespace
 
+Result<Erasure> ForgetFactRows(Connection& connection, const std::string& id, TimeMs now,
+                               ErasureEntry* entry) {
+  Erasure erasure;
+  const auto found = FindFact(connection, id);
+  const ScopeId scope = found ? found->fact.scope_id : ScopeOfPastFact(connection, id);
+  if (scope == 0) return UnknownFact(id);
+  if (found) RemoveFact(connection, *found, erasure.keys);
+  entry->turns = ForgetTurnsOf(connection, id, erasure.keys);
+  const std::vector<TurnId> repeating = TurnsThatRepeat(connection, scope, id);
+  ForgetTurns(connection, repeating, erasure.keys);
+  entry->turns.insert(entry->turns.end(), repeating.begin(), repeating.end());
+  ForgetHistoryOf(connection, id);
+  DropIdleJobs(connection, scope);
+  // Conversations may quote the fact, or be the one that it came from.
+  DropLedgerOfScope(connection, scope);
+  DropLedgerOfReaders(connection, scope);
+  erasure.prefixes = true;
+  RaiseEpoch(connection, scope, found ? -1 : 0, now, erasure);
+  RecordErasure(connection, erasure);
+  MarkForScrub(connection);
+  entry->kind = ErasureEntry::Kind::kForgetFact;
+  entry->at_ms = now;
+  entry->fact_hash = FactIdHash(id);
+  return erasure;
+}
+
+Result<Erasure> ForgetScopeRows(Connection& connection, ScopeId scope, TimeMs now,
+                                ErasureEntry* entry) {
+  INFERSCALE_RETURN_IF_ERROR(CheckScopeExists(connection, scope));
+  Erasure erasure;
+  erasure.whole_scope = true;
+  erasure.prefixes = true;
+  RaiseEpoch(connection, scope, 0, now, erasure);
+  ForgetScope(connection, scope, erasure.keys);
+  RecordErasure(connection, erasure);
+  MarkForScrub(connection);
+  entry->kind = ErasureEntry::Kind::kForgetScope;
+  entry->at_ms = now;
+  entry->scope_tag = erasure.scope_tag;
+  return erasure;
+}
+
+std::map<std::string, std::string> FactIdsByHash(Connection& connection) {
+  std::map<std::string, std::string> ids;
+  Query query(connection, "SELECT id FROM facts UNION SELECT fact_id FROM history",
+              Query::Reuse::kOneOff);
+  while (query.Step()) {
+    std::string id = query.Text(0);
+    ids.emplace(FactIdHash(id), std::move(id));
+  }
+  return ids;
+}
+
+Status ApplyEntry(Connection& connection, const std::map<std::string, std::string>& ids,
+                  const ErasureEntry& entry, TimeMs now) {
+  const bool forget = entry.kind == ErasureEntry::Kind::kForgetFact ||
+                      entry.kind == ErasureEntry::Kind::kForgetScope;
+  ErasureEntry again;
+  if (entry.fact_hash.empty()) {
+    Query query(connection, "SELECT id FROM scopes WHERE tag = ?");
+    const bool known = query.Bind(static_cast<std::int64_t>(entry.scope_tag)).Step();
+    const ScopeId scope = known ? query.Integer(0) : 0;
+    query.Reset();
+    if (!known) return OkStatus();
+    return forget ? ForgetScopeRows(connection, scope, now, &again).status()
+                  : DeleteScopeRows(connection, scope, now, &again).status();
+  }
+  const auto known = ids.find(entry.fact_hash);
+  if (known != ids.end()) {
+    const std::string& id = known->second;
+    if (forget) {
+      INFERSCALE_RETURN_IF_ERROR(ForgetFactRows(connection, id, now, &again).status());
+    } else if (FindFact(connection, id)) {
+      INFERSCALE_RETURN_IF_ERROR(DeleteFactRows(connection, id, now, &again).status());
+    }
+  }
+  // Turns that this catalog has, and whose facts it may not have made yet.
+  if (forget) {
+    Erasure erasure;
+    ForgetTurns(connection, entry.turns, erasure.keys);
+    if (!erasure.keys.empty()) RecordErasure(connection, erasure);
+    MarkForScrub(connection);
+    return OkStatus();
+  }
+  for (const TurnId turn : entry.turns) {
+    Query(connection, "UPDATE turns SET consumed = 1 WHERE id = ?").Bind(turn).Run();
+    Query scope(connection, "SELECT scope_id FROM turns WHERE id = ?");
+    const ScopeId owner = scope.Bind(turn).Step() ? scope.Integer(0) : 0;
+    scope.Reset();
+    if (owner != 0) DropIdleJobs(connection, owner);
+  }
+  return OkStatus();
+}
+
 Status SqliteCatalog::ScrubIfNeeded() {
   if (!scrub_needed_ || writer_ == nullptr) return OkStatus();
   Connection& connection = *writer_;
@@ -144,22 +242,9 @@ Result<Erasure> SqliteCatalog::ForgetFact(const std::string& id) {
   const TimeMs now = Now();
   const std::lock_guard lock(write_mutex_);
   Result<Erasure> forgotten = WriteLocked([&](Connection& connection) -> Result<Erasure> {
-    Erasure erasure;
-    const auto found = FindFact(connection, id);
-    const ScopeId scope = found ? found->fact.scope_id : ScopeOfPastFact(connection, id);
-    if (scope == 0) return UnknownFact(id);
-    if (found) RemoveFact(connection, *found, erasure.keys);
-    ForgetTurnsOf(connection, id, erasure.keys);
-    ForgetTurns(connection, TurnsThatRepeat(connection, scope, id), erasure.keys);
-    ForgetHistoryOf(connection, id);
-    DropIdleJobs(connection, scope);
-    // Conversations may quote the fact, or be the one that it came from.
-    DropLedgerOfScope(connection, scope);
-    DropLedgerOfReaders(connection, scope);
-    erasure.prefixes = true;
-    RaiseEpoch(connection, scope, found ? -1 : 0, now, erasure);
-    RecordErasure(connection, erasure);
-    MarkForScrub(connection);
+    ErasureEntry entry;
+    INFERSCALE_ASSIGN_OR_RETURN(Erasure erasure, ForgetFactRows(connection, id, now, &entry));
+    INFERSCALE_RETURN_IF_ERROR(erasure_log_.Append(std::span(&entry, 1)));
     return erasure;
   });
   if (forgotten.ok()) scrub_needed_ = true;
@@ -173,17 +258,13 @@ Result<std::vector<Erasure>> SqliteCatalog::ForgetScopes(std::span<const ScopeId
   const std::lock_guard lock(write_mutex_);
   auto forgotten = WriteLocked([&](Connection& connection) -> Result<std::vector<Erasure>> {
     std::vector<Erasure> erasures;
+    std::vector<ErasureEntry> entries;
     for (const ScopeId scope : scopes) {
-      INFERSCALE_RETURN_IF_ERROR(CheckScopeExists(connection, scope));
-      Erasure erasure;
-      erasure.whole_scope = true;
-      erasure.prefixes = true;
-      RaiseEpoch(connection, scope, 0, now, erasure);
-      ForgetScope(connection, scope, erasure.keys);
-      RecordErasure(connection, erasure);
+      INFERSCALE_ASSIGN_OR_RETURN(Erasure erasure,
+                                  ForgetScopeRows(connection, scope, now, &entries.emplace_back()));
       erasures.push_back(std::move(erasure));
     }
-    if (!scopes.empty()) MarkForScrub(connection);
+    INFERSCALE_RETURN_IF_ERROR(erasure_log_.Append(entries));
     return erasures;
   });
   if (forgotten.ok() && !scopes.empty()) scrub_needed_ = true;

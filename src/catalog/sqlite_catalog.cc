@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 
 #include "base/clock.h"
+#include "catalog/backup.h"
 #include "catalog/schema.h"
 
 namespace inferscale::catalog {
@@ -23,7 +24,8 @@ SqliteCatalog::SqliteCatalog(CatalogOptions options, FolderLock lock)
     : options_(WithDefaults(std::move(options))),
       file_(options_.folder / "catalog.db"),
       lock_(std::move(lock)),
-      readers_(file_, kReaders) {}
+      readers_(file_, kReaders),
+      erasure_log_(options_.folder / kErasureLogName) {}
 
 Status SqliteCatalog::OpenWriter() {
   writer_.reset();
@@ -55,6 +57,9 @@ Result<std::unique_ptr<Catalog>> SqliteCatalog::Open(CatalogOptions options) {
   if (options.folder.empty()) return InvalidArgument("the catalog needs a data folder");
   INFERSCALE_RETURN_IF_ERROR(CreatePrivateFolder(options.folder));
   INFERSCALE_ASSIGN_OR_RETURN(FolderLock lock, FolderLock::Acquire(options.folder));
+  // A restore that was cut short before it was done; see catalog/backup.h.
+  std::error_code ignored;
+  std::filesystem::remove_all(options.folder / kRestoreFolder, ignored);
   std::unique_ptr<SqliteCatalog> catalog(new SqliteCatalog(std::move(options), std::move(lock)));
   INFERSCALE_RETURN_IF_ERROR(CreateIfMissing(catalog->file_));
   const std::lock_guard writing(catalog->write_mutex_);

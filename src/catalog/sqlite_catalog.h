@@ -13,6 +13,7 @@
 
 #include "base/files.h"
 #include "catalog/connection.h"
+#include "catalog/erasure_log.h"
 #include "catalog/reader_pool.h"
 #include "inferscale/catalog.h"
 
@@ -87,6 +88,11 @@ class SqliteCatalog final : public Catalog {
   Result<std::optional<LedgerEntry>> GetLedger(ScopeId scope,
                                                const std::string& prefix_hash) override;
 
+  /// Writes what the catalog holds now, as a file that is whole; not yet synced.
+  Status SnapshotTo(const std::filesystem::path& file);
+  /// Erases again what a log says was erased after this catalog was copied. In one transaction.
+  Status ApplyErasures(std::span<const ErasureEntry> entries);
+
  private:
   SqliteCatalog(CatalogOptions options, FolderLock lock);
 
@@ -136,6 +142,7 @@ class SqliteCatalog final : public Catalog {
   ReaderPool readers_;
   std::mutex write_mutex_;
   std::unique_ptr<Connection> writer_;  // under write_mutex_
+  ErasureLog erasure_log_;              // under write_mutex_
   std::atomic<bool> scrub_needed_ = false;
 };
 

@@ -169,6 +169,7 @@ int Run(int argc, const char* const* argv) {
   AddChatCommand(app, &commands);
   AddServeCommand(app, &commands);
   AddKeysCommand(app, &commands);
+  AddBackupCommands(app, &commands);
   commands.push_back(Evaluation(AddBenchCommand(app)));
   commands.push_back(Evaluation(AddEvalCommand(app)));
   AddDoctorCommand(app, &commands);

@@ -23,6 +23,7 @@ struct KeyOptions {
   Scope bound;
   bool admin = false;
   std::int32_t requests_per_minute = 0;
+  KeyLimits limits;
 };
 
 Result<int> CreateKey(const KeyOptions& options, CliContext& context) {
@@ -34,6 +35,7 @@ Result<int> CreateKey(const KeyOptions& options, CliContext& context) {
   wanted.principal.tenant = options.tenant;
   wanted.principal.admin = options.admin;
   wanted.requests_per_minute = options.requests_per_minute;
+  wanted.principal.limits = options.limits;
   if (options.bound.HasOwner()) wanted.principal.bound = options.bound;
   INFERSCALE_ASSIGN_OR_RETURN(const NewApiKey made, keys->Create(std::move(wanted)));
   if (context.json) {
@@ -97,6 +99,16 @@ void AddKeysCommand(CLI::App& app, std::vector<Command>* commands) {
   create->add_option("--for-run", options->bound.run, "… this run's");
   create->add_option("--requests-per-minute", options->requests_per_minute, "0 (default): any")
       ->check(CLI::Range(0, 1'000'000));
+  create->add_option("--max-body-bytes", options->limits.max_body_bytes, "Of a request; 0: any")
+      ->check(CLI::NonNegativeNumber);
+  create
+      ->add_option("--max-facts", options->limits.max_facts,
+                   "It adds no memories beyond these of its tenant; 0: any")
+      ->check(CLI::NonNegativeNumber);
+  create
+      ->add_option("--max-kv-bytes", options->limits.max_kv_bytes,
+                   "It adds none while its tenant's KV takes as much; 0: any")
+      ->check(CLI::NonNegativeNumber);
   CLI::App* list = keys->add_subcommand("list", "List keys, without the keys themselves");
   CLI::App* revoke = keys->add_subcommand("revoke", "Make a key useless");
   revoke->add_option("id", options->id, "The key's id, as listed")->required();

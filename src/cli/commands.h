@@ -44,6 +44,7 @@ void AddChatCommand(CLI::App& app, std::vector<Command>* commands);
 void AddDoctorCommand(CLI::App& app, std::vector<Command>* commands);
 void AddServeCommand(CLI::App& app, std::vector<Command>* commands);
 void AddKeysCommand(CLI::App& app, std::vector<Command>* commands);
+void AddBackupCommands(CLI::App& app, std::vector<Command>* commands);  // backup, restore
 void AddStatusCommands(CLI::App& app, std::vector<Command>* commands);  // status, config
 
 /// A positional argument of any number of texts, each taken as it stands: read with results(),

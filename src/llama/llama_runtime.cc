@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <mutex>
@@ -14,6 +15,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "ggml-backend.h"
 #include "llama.h"
 
 namespace inferscale {
@@ -55,12 +57,27 @@ std::int64_t CgroupHeadroom() {
   return std::numeric_limits<std::int64_t>::max();
 }
 
+#ifdef INFERSCALE_BACKENDS
+/// The best CPU backend that this machine has, from beside the program or, for a program that has
+/// not been installed, from where it was built. From nowhere else: what is loaded is run.
+void LoadBackends() {
+  std::error_code error;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+  const std::filesystem::path beside = program.parent_path().parent_path() / "lib/backends";
+  const bool installed = !error && std::filesystem::is_directory(beside, error);
+  ggml_backend_load_all_from_path(installed ? beside.c_str() : INFERSCALE_BACKENDS);
+}
+#else
+void LoadBackends() {}
+#endif
+
 }  // namespace
 
 void InitLlamaRuntime() {
   static std::once_flag once;
   std::call_once(once, [] {
     llama_log_set(OnLlamaLog, nullptr);
+    LoadBackends();
     llama_backend_init();
   });
 }

@@ -34,6 +34,7 @@ class LlamaTokenizer {
   TokenId bos() const { return bos_; }  ///< -1: none
   bool adds_bos() const { return adds_bos_; }
   std::int32_t vocabulary() const { return vocabulary_; }
+  const llama_vocab* vocab() const { return model_->vocab(); }
   /// Names that TokenizeTemplate() turns into one token, marks and control tokens alone.
   std::vector<std::string> SpecialNames() const;
   /// The token with exactly this name, if it is special; -1: none.

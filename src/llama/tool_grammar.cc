@@ -5,11 +5,14 @@
 #include <string_view>
 #include <utility>
 
+#include "llama.h"
 #include "llama/chat_template_impl.h"
+#include "llama/json_schema_grammar.h"
 
 namespace inferscale {
 namespace {
 
+constexpr std::size_t kMaxGrammarBytes = std::size_t{1} << 20;
 constexpr const char* kGenericTemplate =
     R"J({%- if tools -%}<|im_start|>system
 {% if messages[0].role == 'system' %}{{ messages[0].content }}
@@ -61,6 +64,22 @@ const char* GenericToolTemplate() { return kGenericTemplate; }
 struct ToolGrammar::Parser {
   common_chat_parser_params params;
 };
+
+Status ToolGrammar::CheckSchema(const LlamaTokenizer& tokenizer, const std::string& schema_json) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string gbnf, JsonSchemaGrammar(schema_json));
+  llama_sampler* sampler = nullptr;
+  if (gbnf.size() <= kMaxGrammarBytes) {
+    try {
+      sampler = llama_sampler_init_grammar(tokenizer.vocab(), gbnf.c_str(), "root");
+    } catch (const std::exception&) {
+      sampler = nullptr;
+    }
+  }
+  if (sampler == nullptr)
+    return InvalidArgument("the JSON schema cannot be enforced: it is too large for a grammar");
+  llama_sampler_free(sampler);
+  return OkStatus();
+}
 
 ToolGrammar::ToolGrammar() = default;
 ToolGrammar::~ToolGrammar() = default;

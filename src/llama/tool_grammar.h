@@ -26,6 +26,9 @@ class ToolGrammar {
                                                            const ToolUse& use, bool calls_only);
   ~ToolGrammar();
 
+  /// kInvalidArgument: no grammar holds what this JSON schema says, or none of a sensible size.
+  static Status CheckSchema(const LlamaTokenizer& tokenizer, const std::string& schema_json);
+
   const std::string& gbnf() const { return gbnf_; }  ///< empty: answers are free
   /// From whose first appearance on the grammar holds; none of either: from the start.
   const std::vector<std::string>& trigger_patterns() const { return trigger_patterns_; }

@@ -17,12 +17,20 @@
 
 namespace inferscale {
 
+/// What a key may do; 0: without limit.
+struct KeyLimits {
+  std::int64_t max_body_bytes = 0;  ///< of a request
+  std::int64_t max_facts = 0;       ///< it adds none beyond these of its tenant
+  std::int64_t max_kv_bytes = 0;    ///< it adds none while its tenant's KV takes as much
+};
+
 /// Who asks, by the API key. Without keys (loopback only) everybody is the default tenant's admin.
 struct Principal {
   std::string tenant = "default";
   std::optional<Scope> bound;  ///< the key is for this owner alone
   std::string key_id;          ///< empty: no key was needed
   bool admin = false;          ///< may manage keys and reset the tenant
+  KeyLimits limits = {};
 };
 
 /// One authenticated call on its way through a handler.

@@ -42,6 +42,15 @@ json ScopeJson(const Scope& scope) {
   return {{"user", scope.user}, {"agent", scope.agent}, {"run", scope.run}, {"app", scope.app}};
 }
 
+/// Keys of earlier versions have none.
+KeyLimits LimitsOf(const json& item) {
+  KeyLimits limits;
+  limits.max_body_bytes = item.value("max_body_bytes", std::int64_t{0});
+  limits.max_facts = item.value("max_facts", std::int64_t{0});
+  limits.max_kv_bytes = item.value("max_kv_bytes", std::int64_t{0});
+  return limits;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ApiKeys>> ApiKeys::Load(Catalog& catalog) {
@@ -72,6 +81,7 @@ Result<std::unique_ptr<ApiKeys>> ApiKeys::Load(Catalog& catalog) {
         key.principal.bound = std::move(scope);
       }
       key.requests_per_minute = item.at("requests_per_minute");
+      key.principal.limits = LimitsOf(item);
       key.created_at_ms = item.at("created_at_ms");
       INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> hash,
                                   HexDecode(item.at("sha256").get<std::string>()));
@@ -97,6 +107,9 @@ Status ApiKeys::Save() const {
                  {"tenant", key.principal.tenant},
                  {"admin", key.principal.admin},
                  {"requests_per_minute", key.requests_per_minute},
+                 {"max_body_bytes", key.principal.limits.max_body_bytes},
+                 {"max_facts", key.principal.limits.max_facts},
+                 {"max_kv_bytes", key.principal.limits.max_kv_bytes},
                  {"created_at_ms", key.created_at_ms},
                  {"sha256", HexEncode(entry.hash)}};
     if (key.principal.bound) item["bound"] = ScopeJson(*key.principal.bound);
@@ -112,6 +125,9 @@ Result<NewApiKey> ApiKeys::Create(ApiKey wanted) {
   }
   INFERSCALE_ASSIGN_OR_RETURN(wanted.principal.tenant,
                               EntityId(json(wanted.principal.tenant), "tenant"));
+  const KeyLimits& limits = wanted.principal.limits;
+  if (limits.max_body_bytes < 0 || limits.max_facts < 0 || limits.max_kv_bytes < 0)
+    return InvalidArgument("a key's limits must be 0 (none) or more");
   if (wanted.principal.bound) {
     if (!wanted.principal.bound->HasOwner())
       return InvalidArgument("a key bound to an owner needs a user, agent, run or app id");
@@ -202,6 +218,9 @@ nlohmann::ordered_json KeyJson(const ApiKey& key) {
                                  {"tenant", key.principal.tenant},
                                  {"admin", key.principal.admin},
                                  {"requests_per_minute", key.requests_per_minute},
+                                 {"max_body_bytes", key.principal.limits.max_body_bytes},
+                                 {"max_facts", key.principal.limits.max_facts},
+                                 {"max_kv_bytes", key.principal.limits.max_kv_bytes},
                                  {"created_at", FormatIso8601(key.created_at_ms)}};
   if (const auto& bound = key.principal.bound) {
     if (!bound->user.empty()) json["user_id"] = bound->user;

@@ -40,7 +40,7 @@ class ApiKeys {
   /// \param catalog outlives this; keeps the hashes
   static Result<std::unique_ptr<ApiKeys>> Load(Catalog& catalog);
 
-  /// Makes a key with the label, principal and rate of `wanted`.
+  /// Makes a key with the label, principal, limits and rate of `wanted`.
   Result<NewApiKey> Create(ApiKey wanted);
   /// Keys of a tenant; none named: all. Oldest first.
   std::vector<ApiKey> List(const std::optional<std::string>& tenant) const;

@@ -351,12 +351,15 @@ Json CompletionAnswer::Memory() const {
   }
   for (const Fallback& fallback : merged)
     fallbacks.push_back({{"reason", fallback.reason}, {"count", fallback.count}});
-  return {{"facts", std::move(facts)},
-          {"injected_tokens", generation.injected_tokens},
-          {"reused_tokens", generation.reused_tokens},
-          {"computed_tokens", generation.computed_tokens},
-          {"ttft_ms", report.question_to_first_token_ms},
-          {"fallback", std::move(fallbacks)}};
+  Json memory = {{"facts", std::move(facts)},
+                 {"injected_tokens", generation.injected_tokens},
+                 {"reused_tokens", generation.reused_tokens},
+                 {"computed_tokens", generation.computed_tokens},
+                 {"ttft_ms", report.question_to_first_token_ms},
+                 {"fallback", std::move(fallbacks)}};
+  const std::string& reason = parts_.options.not_remembered;
+  if (!reason.empty()) memory["not_remembered"] = reason;
+  return memory;
 }
 
 void CompletionAnswer::FinishStream(std::size_t index) {

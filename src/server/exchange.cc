@@ -7,6 +7,16 @@ namespace inferscale {
 Exchange::Exchange(HttpRequest request, std::function<void()> signal)
     : request_(std::move(request)), signal_(std::move(signal)) {}
 
+void Exchange::SetKeyId(std::string id) {
+  const std::scoped_lock lock(mutex_);
+  key_id_ = std::move(id);
+}
+
+std::string Exchange::key_id() const {
+  const std::scoped_lock lock(mutex_);
+  return key_id_;
+}
+
 void Exchange::Respond(HttpResponse response) {
   bool heard = true;
   {

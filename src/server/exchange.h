@@ -38,6 +38,10 @@ class Exchange {
   /// Called once, from any thread, when the answer is complete or the client has gone (499).
   void OnEnd(std::function<void(int status)> callback);
 
+  /// The API key that the request came with, for the log; it names the key and opens nothing.
+  void SetKeyId(std::string id);
+  std::string key_id() const;
+
   static constexpr std::size_t kMaxWaitingBytes = std::size_t{4} << 20;
 
   // The connection's side.
@@ -60,7 +64,7 @@ class Exchange {
        end_taken_ = false;
   bool gone_ = false;
   HttpResponse head_;
-  std::string pieces_;
+  std::string pieces_, key_id_;
   std::function<void()> on_gone_;
   std::function<void(int)> on_end_;
   int status_ = 0;

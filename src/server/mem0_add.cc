@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "base/utf8.h"
 #include "catalog/validation.h"
+#include "server/key_limits.h"
 #include "server/mem0_filters.h"
 #include "server/mem0_routes.h"
 #include "server/mem0_slow_calls.h"
@@ -261,6 +262,14 @@ class Adder {
 
   void Handle(const ApiCall& call, ErrorDialect dialect, bool as_list) {
     Result<AddCall> add = ParseAdd(call, dialect);
+    if (add.ok()) {
+      const Status room = CheckRoom(*context_->service, call.principal,
+                                    static_cast<std::int64_t>(add->turns.size()));
+      if (!room.ok()) {
+        call.exchange->Respond(LimitReached(call.request(), dialect, room));
+        return;
+      }
+    }
     PerhapsLater answer =
         add.ok() ? Start(call, *std::move(add), dialect, as_list) : PerhapsLater(add.status());
     if (!answer.ok()) {

@@ -24,6 +24,7 @@ struct CompletionOptions {
   bool stream = false, include_usage = false;
   std::int32_t n = 1;
   std::int32_t logprobs = -1;               ///< top alternatives a token; -1: none
+  std::string not_remembered;               ///< the limit that keeps the turn from being stored
   std::shared_ptr<const ToolFormat> tools;  ///< null: the answer calls nothing
 };
 

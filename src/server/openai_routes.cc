@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "server/completion_answer.h"
+#include "server/key_limits.h"
 #include "server/openai_request.h"
 #include "server/openai_schemas.h"
 #include "server/server.h"
@@ -70,6 +71,14 @@ void Chat(const Context& context, ApiCall& call) {
   if (!parsed.ok()) {
     call.exchange->Respond(OpenAiError(call.request(), parsed.status()));
     return;
+  }
+  if (parsed->request.remember) {
+    const Status room = CheckRoom(*context->service, call.principal, 1);
+    // A full memory is no reason not to answer.
+    if (!room.ok()) {
+      parsed->request.remember = false;
+      parsed->options.not_remembered = room.message();
+    }
   }
   const std::int32_t n = parsed->options.n;
   const auto answer = NewAnswer(context, call, parsed->options, n);

@@ -19,6 +19,7 @@ using nlohmann::ordered_json;
 using Context = std::shared_ptr<ApiContext>;
 
 constexpr std::int64_t kMaxRequestsPerMinute = 1'000'000;
+constexpr std::int64_t kMostOfALimit = std::int64_t{1} << 53;  // what JSON's numbers hold exactly
 constexpr const char* kDefaultTenant = "default";
 constexpr ErrorDialect kDialect = ErrorDialect::kMem0Platform;
 
@@ -29,6 +30,11 @@ constexpr const char* kKeySchema = R"({
     "tenant": {"type": "string", "description": "the default tenant's admin alone may name others"},
     "admin": {"type": "boolean"},
     "requests_per_minute": {"type": "integer", "minimum": 0, "maximum": 1000000},
+    "max_body_bytes": {"type": "integer", "minimum": 0, "description": "of a request; 0: any"},
+    "max_facts": {"type": "integer", "minimum": 0,
+                  "description": "it adds no memories beyond these of its tenant; 0: any"},
+    "max_kv_bytes": {"type": "integer", "minimum": 0,
+                     "description": "it adds none while its tenant's KV takes as much; 0: any"},
     "user_id": {"type": "string", "description": "binds the key to this owner"},
     "agent_id": {"type": "string"}, "app_id": {"type": "string"},
     "run_id": {"type": "string"}}})";
@@ -81,6 +87,14 @@ Result<ordered_json> CreateKey(const Context& context, const ApiCall& call) {
   INFERSCALE_ASSIGN_OR_RETURN(const auto rate,
                               IntegerField(body, "requests_per_minute", 0, kMaxRequestsPerMinute));
   wanted.requests_per_minute = static_cast<std::int32_t>(rate.value_or(0));
+  KeyLimits& limits = wanted.principal.limits;
+  for (const auto& [name, limit] :
+       {std::pair<const char*, std::int64_t*>("max_body_bytes", &limits.max_body_bytes),
+        {"max_facts", &limits.max_facts},
+        {"max_kv_bytes", &limits.max_kv_bytes}}) {
+    INFERSCALE_ASSIGN_OR_RETURN(const auto given, IntegerField(body, name, 0, kMostOfALimit));
+    *limit = given.value_or(0);
+  }
   Principal unbound;
   unbound.tenant = wanted.principal.tenant;
   INFERSCALE_ASSIGN_OR_RETURN(const Scope scope, ScopeOf(unbound, body));

@@ -26,6 +26,7 @@ std::function<void(const CallRecord&)> Recorder(const std::shared_ptr<Metrics>& 
                {"route", route},
                {"status", call.status},
                {"milliseconds", std::round(call.seconds * 1e6) / 1e3},
+               {"key", call.key_id},
                {"request_id", call.request_id}});
   };
 }

@@ -77,6 +77,14 @@ void Routes::Add(std::string_view method, std::string_view pattern, ErrorDialect
                                           limited ? "rate_limited" : "invalid_api_key"));
           return;
         }
+        exchange->SetKeyId(principal->key_id);
+        const std::int64_t most = principal->limits.max_body_bytes;
+        if (most > 0 && request.body.size() > static_cast<std::uint64_t>(most)) {
+          const Status status = ResourceExhausted(
+              "max_body_bytes: this API key may send bodies of " + std::to_string(most) + " bytes");
+          exchange->Respond(ErrorResponse(request, dialect, status, 413, "body_too_large"));
+          return;
+        }
         ApiCall call{std::move(exchange), parameters, std::move(*principal)};
         handler(call);
       });
@@ -149,11 +157,12 @@ struct Server::Impl {
     const auto start = std::chrono::steady_clock::now();
     const HttpRequest& request = exchange->request();
     RouteMatch match = routes.router().Find(request);
-    exchange->OnEnd([this, start, method = request.method, id = request.id,
-                     pattern = match.pattern](int status) {
+    // Called by the exchange itself, which is there then.
+    exchange->OnEnd([this, start, method = request.method, id = request.id, pattern = match.pattern,
+                     ended = exchange.get()](int status) {
       if (!on_call) return;
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      on_call({method, pattern, "", id, status, took.count()});
+      on_call({method, pattern, ended->key_id(), id, status, took.count()});
     });
     if (!HostAllowed(request)) {
       exchange->Respond(Plain(request, ErrorDialect::kOpenAi, 403,

@@ -221,6 +221,48 @@ class Keys(ServeTest):
         self.assertEqual(answers[-1][0], 429)
         self.assertIn("Retry-After", answers[-1][1])
 
+    def test_a_key_has_limits(self):
+        made = self.make(tenant="small", max_facts=2, max_body_bytes=600)
+        self.assertEqual((made["max_facts"], made["max_body_bytes"], made["max_kv_bytes"]),
+                         (2, 600, 0))
+        headers = bearer(made["key"])
+
+        def add(text, status=200):
+            return self.server.json("POST", "/memories", {
+                "user_id": "zoe", "messages": text, "infer": False}, headers, status)
+
+        add("Zoe has a zebra")
+        self.assertIn("max_body_bytes", json.dumps(add("x" * 700, 413)))
+        add("Zoe has a zither")
+        self.assertIn("max_facts", json.dumps(add("Zoe has a zeppelin", 403)))
+        answer = self.server.json("POST", "/v1/chat/completions", {**QUESTION, "user": "zoe"},
+                                  headers)
+        self.assertIn("max_facts", answer["memory"]["not_remembered"])
+        listed = self.server.json("GET", "/memories?user_id=zoe", headers=headers)
+        self.assertEqual(len(listed["results"]), 2)
+        for wrong in [{"max_facts": -1}, {"max_kv_bytes": "x"}, {"max_body_bytes": 1.5}]:
+            self.server.json("POST", "/api-keys", wrong, bearer(self.admin), 400)
+
+    def test_a_key_has_a_limit_of_kv(self):
+        headers = bearer(self.make(tenant="kv", max_kv_bytes=1)["key"])
+
+        def add(text):
+            return self.server.request("POST", "/memories", {
+                "user_id": "kim", "messages": text, "infer": False}, headers)[0]
+
+        self.assertEqual(add("Kim keeps koi"), 200)
+        self.wait_for(lambda: add("Kim knits") == 403, self.server.process)
+
+    def test_the_log_names_the_key_of_a_call_and_not_its_secret(self):
+        made = self.make(label="logged")
+        self.server.json("GET", "/v1/models",
+                         headers={**bearer(made["key"]), "X-Request-ID": "logged-5"})
+        self.wait_for(lambda: any("logged-5" in line for line in self.server.log),
+                      self.server.process)
+        entry = next(json.loads(line) for line in self.server.log if "logged-5" in line)
+        self.assertEqual(entry["key"], made["id"])
+        self.assertNotIn(made["key"], "".join(self.server.log))
+
     def test_the_data_folder_holds_no_key(self):
         secret = self.make()["key"].encode()
         for path in self.data.rglob("*"):
@@ -235,8 +277,10 @@ class Process(CliTest):
         return server
 
     def test_keys_outlive_the_process_and_are_managed_without_it(self):
-        made = self.json_of("keys", "create", "--label", "cli", "--for-user", "anna")
+        made = self.json_of("keys", "create", "--label", "cli", "--for-user", "anna",
+                            "--max-facts", "9", "--max-body-bytes", "5000")
         self.assertEqual(made["user_id"], "anna")
+        self.assertEqual((made["max_facts"], made["max_body_bytes"]), (9, 5000))
         server = self.start_server(INFERSCALE_REQUIRE_KEY="always")
         self.assertNotIn("first_key", server.ready)
         server.json("GET", "/v1/models", headers=bearer(made["key"]))

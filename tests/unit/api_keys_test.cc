@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
 #include "support/catalog_fixture.h"
 
 namespace inferscale {
@@ -46,6 +48,34 @@ class ApiKeysTest : public ::testing::Test {
   std::unique_ptr<Catalog> catalog_;
   std::unique_ptr<ApiKeys> keys_;
 };
+
+TEST_F(ApiKeysTest, LimitsOutliveTheProcess) {
+  ApiKey wanted;
+  wanted.principal.limits = {.max_body_bytes = 1000, .max_facts = 5, .max_kv_bytes = 7'000'000'000};
+  const std::string secret = Make(wanted).secret;
+  for (int i = 0; i < 2; ++i) {
+    const Result<Principal> principal = Ask("x-api-key", secret);
+    ASSERT_TRUE(principal.ok());
+    EXPECT_EQ(principal->limits.max_body_bytes, 1000);
+    EXPECT_EQ(principal->limits.max_facts, 5);
+    EXPECT_EQ(principal->limits.max_kv_bytes, 7'000'000'000);
+    Open();
+  }
+  EXPECT_EQ(KeyJson(keys_->List(std::nullopt).front())["max_facts"], 5);
+  wanted.principal.limits.max_facts = -1;
+  EXPECT_FALSE(keys_->Create(wanted).ok());
+}
+
+TEST_F(ApiKeysTest, KeysOfEarlierVersionsHaveNoLimits) {
+  const std::string secret = Make().secret;
+  auto stored = nlohmann::json::parse(*catalog_->GetMeta("server.api_keys"));
+  for (const char* name : {"max_body_bytes", "max_facts", "max_kv_bytes"}) stored[0].erase(name);
+  ASSERT_TRUE(catalog_->SetMeta("server.api_keys", stored.dump()).ok());
+  Open();
+  const Result<Principal> principal = Ask("x-api-key", secret);
+  ASSERT_TRUE(principal.ok());
+  EXPECT_EQ(principal->limits.max_facts, 0);
+}
 
 TEST_F(ApiKeysTest, AKeyNamesItsTenantAndOwner) {
   ApiKey wanted;

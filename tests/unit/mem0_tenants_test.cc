@@ -41,6 +41,45 @@ class Mem0Tenants : public ApiTest {
   }
 };
 
+TEST_F(Mem0Tenants, AKeyAddsNoMoreThanItsLimitOfTheTenantsMemories) {
+  Principal limited;
+  limited.limits.max_facts = 3;
+  keys_["limited"] = limited;
+  Add("one", {{"user_id", "alice"}});  // by a key without limits, of the same tenant
+  Add("elsewhere", {{"user_id", "alice"}}, "other");
+  Add("two", {{"user_id", "ben"}}, "limited");
+  const json two_more = {
+      {"user_id", "carla"},
+      {"infer", false},
+      {"messages",
+       {{{"role", "user"}, {"content", "three"}}, {{"role", "user"}, {"content", "four"}}}}};
+  for (const std::string path : {"/v3/memories/add/", "/v1/memories/", "/memories"}) {
+    const Reply refused = Call("POST", path, two_more, "limited");
+    EXPECT_EQ(refused.status, 403) << refused.text;
+    EXPECT_NE(refused.text.find("max_facts"), std::string::npos) << refused.text;
+  }
+  EXPECT_THAT(Everything(), SizeIs(2)) << "nothing of a refused add is stored";
+  const std::string three = Add("three", {{"user_id", "carla"}}, "limited");
+  EXPECT_EQ(Call("POST", "/memories", {{"user_id", "dora"}, {"infer", false}, {"messages", "four"}},
+                 "limited")
+                .status,
+            403);
+  EXPECT_EQ(Call("DELETE", "/v1/memories/" + three + "/", nullptr, "limited").status, 200);
+  Add("four", {{"user_id", "dora"}}, "limited");
+  Add("five", {{"user_id", "dora"}});
+}
+
+TEST_F(Mem0Tenants, AKeySendsNoLargerBodiesThanItMay) {
+  Principal limited;
+  limited.limits.max_body_bytes = 100;
+  keys_["limited"] = limited;
+  const Reply refused = Call(
+      "POST", "/memories", {{"user_id", "alice"}, {"messages", std::string(100, 'x')}}, "limited");
+  EXPECT_EQ(refused.status, 413) << refused.text;
+  EXPECT_NE(refused.text.find("max_body_bytes"), std::string::npos);
+  Add("short", {{"user_id", "a"}}, "limited");
+}
+
 TEST_F(Mem0Tenants, TheSameIdsOfTwoTenantsAreTwoOwners) {
   const std::string mine = Add("mine", {{"user_id", "alice"}});
   const std::string theirs = Add("theirs", {{"user_id", "alice"}}, "other");

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds llama.cpp once per commit, flags, compiler and CPU, into the cache.
 # Prints the folder that holds lib/ and include/ as its only line on standard output.
-#   build_llama.sh [--source DIR] [--cuda] [--portable] [--cc CC] [--cxx CXX]
+#   build_llama.sh [--source DIR] [--cuda] [--portable | --dispatch] [--cc CC] [--cxx CXX]
+# --dispatch: shared libraries with a CPU backend for each generation of processors (make package).
 set -euo pipefail
 # shellcheck source=tools/setup/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -9,6 +10,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source_dir=${INFERSCALE_LLAMA_SOURCE_DIR:-}
 cuda=OFF
 native=ON
+project=third_party/llama
+library=libllama.a
 cc=${CC:-cc}
 cxx=${CXX:-c++}
 while (($#)); do
@@ -16,6 +19,7 @@ while (($#)); do
     --source) source_dir=$2 && shift 2 ;;
     --cuda) cuda=ON && shift ;;
     --portable) native=OFF && shift ;;
+    --dispatch) native=OFF && project=third_party/llama/dispatch && library=libllama.so && shift ;;
     --cc) cc=$2 && shift 2 ;;
     --cxx) cxx=$2 && shift 2 ;;
     *) fail "build_llama.sh: unknown argument '$1'" ;;
@@ -42,7 +46,7 @@ identity() {
   printf '%s\n' "${flags[@]}"
   "$cxx" --version | head -n1
   [[ $native == OFF ]] || grep -m1 -E '^(flags|Features)' /proc/cpuinfo || uname -m
-  cat "$REPOSITORY_ROOT/third_party/llama/CMakeLists.txt"
+  cat "$REPOSITORY_ROOT/$project/CMakeLists.txt"
 }
 key=$(identity | sha256sum | cut -c1-24)
 prefix="$CACHE_DIR/llama/$key"
@@ -53,7 +57,9 @@ if [[ ! -f $prefix/share/complete ]]; then
     if [[ -z $source_dir ]]; then
       source_dir=$("$REPOSITORY_ROOT/tools/setup/fetch_llama.sh")
     fi
-    say "building llama.cpp once into $prefix (2 to 4 minutes on 2 cores)"
+    minutes="2 to 4"
+    [[ $library == libllama.a ]] || minutes="10 to 15"
+    say "building llama.cpp once into $prefix ($minutes minutes on 2 cores)"
     scratch_folder llama-build
     launcher=()
     if command -v ccache >/dev/null; then
@@ -61,7 +67,7 @@ if [[ ! -f $prefix/share/complete ]]; then
     fi
     log="$CACHE_DIR/llama-build.log"
     if ! {
-      cmake -S "$REPOSITORY_ROOT/third_party/llama" -B "$SCRATCH/build" -G Ninja -Wno-dev \
+      cmake -S "$REPOSITORY_ROOT/$project" -B "$SCRATCH/build" -G Ninja -Wno-dev \
         "-DCMAKE_C_COMPILER=$cc" "-DCMAKE_CXX_COMPILER=$cxx" \
         "-DLLAMA_SOURCE_DIR=$source_dir" "-DCMAKE_INSTALL_PREFIX=$SCRATCH/prefix" \
         "${flags[@]}" "${launcher[@]}" &&
@@ -71,7 +77,7 @@ if [[ ! -f $prefix/share/complete ]]; then
       tail -n 30 "$log" >&2
       fail "llama.cpp did not build; the whole log is $log"
     fi
-    [[ -f $SCRATCH/prefix/lib/libllama.a ]] || fail "llama.cpp built, but lib/libllama.a is missing"
+    [[ -f $SCRATCH/prefix/lib/$library ]] || fail "llama.cpp built, but lib/$library is missing"
     identity >"$SCRATCH/prefix/share/complete"
     rm -rf -- "$prefix"
     mkdir -p "$CACHE_DIR/llama"

@@ -5,8 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "llama/json_schema_grammar.h"
-
 namespace inferscale {
 namespace {
 
@@ -120,9 +118,9 @@ Result<std::shared_ptr<const LlamaToolFormat>> ToolFormats::Make(const ToolUse& 
     if (const auto found = made_.find(key); found != made_.end()) return found->second;
   }
   for (std::size_t i = 0; i < use.tools.size(); ++i) {
-    const Result<std::string> held = JsonSchemaGrammar(use.tools[i].parameters_json);
+    const Status held = ToolGrammar::CheckSchema(*tokenizer_, use.tools[i].parameters_json);
     if (!held.ok()) {
-      return held.status().WithContext("'tools[" + std::to_string(i) + "].function.parameters'");
+      return held.WithContext("'tools[" + std::to_string(i) + "].function.parameters'");
     }
   }
   bool native = native_ != nullptr;
@@ -142,7 +140,8 @@ Result<std::shared_ptr<const LlamaToolFormat>> ToolFormats::Make(const ToolUse& 
   return format;
 }
 
-SpecialNameGuard::SpecialNameGuard(const std::vector<std::string>& names) : names_(names) {
+SpecialNameGuard::SpecialNameGuard(std::vector<std::string> names, std::vector<std::string> words)
+    : names_(std::move(names)), words_(std::move(words)) {
   std::erase_if(names_, [](const std::string& name) { return name.size() < 2; });
   for (const std::string& name : names_) {
     if (first_.find(name.front()) == std::string::npos) first_ += name.front();
@@ -151,22 +150,24 @@ SpecialNameGuard::SpecialNameGuard(const std::vector<std::string>& names) : name
 }
 
 std::string SpecialNameGuard::MarkedText(std::string_view text) const {
-  if (text.find_first_of(first_) == std::string_view::npos &&
-      text.find_first_of(last_) == std::string_view::npos) {
-    return std::string(text);
-  }
-  // What stands before or after a text is the template's: a name may begin or end there.
-  bool mark_before = false, mark_after = false;
   std::vector<std::size_t> cuts;
-  for (const std::string& name : names_) {
+  const auto cut_in = [&](const std::string& name) {
     for (std::size_t at = text.find(name); at != std::string_view::npos;
          at = text.find(name, at + 1)) {
       std::size_t cut = at + 1;
       while (cut < text.size() && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) ++cut;
       cuts.push_back(cut);
     }
-    for (std::size_t length = 1; length < name.size(); ++length) {
-      const std::string_view whole = name;
+  };
+  for (const std::string& word : words_) cut_in(word);
+  // What stands before or after a text is the template's: a name may begin or end there.
+  bool mark_before = false, mark_after = false;
+  const bool may_hold = text.find_first_of(first_) != std::string_view::npos ||
+                        text.find_first_of(last_) != std::string_view::npos;
+  for (std::size_t i = 0; may_hold && i < names_.size(); ++i) {
+    cut_in(names_[i]);
+    const std::string_view whole = names_[i];
+    for (std::size_t length = 1; length < whole.size(); ++length) {
       mark_after = mark_after || text.ends_with(whole.substr(0, length));
       mark_before = mark_before || text.starts_with(whole.substr(length));
     }
@@ -186,10 +187,6 @@ std::string SpecialNameGuard::MarkedText(std::string_view text) const {
 }
 
 std::string SpecialNameGuard::Marked(const std::string& json) const {
-  if (json.find_first_of(first_) == std::string::npos &&
-      json.find_first_of(last_) == std::string::npos && json.find('\\') == std::string::npos) {
-    return json;
-  }
   const Json parsed = Json::parse(json, nullptr, false);
   if (parsed.is_discarded()) return json;
   const auto mark = [this](const auto& self, const Json& value) -> Json {

@@ -62,7 +62,10 @@ class ToolFormats {
 /// be tokenised with special tokens on, part by part between the marks.
 class SpecialNameGuard {
  public:
-  explicit SpecialNameGuard(const std::vector<std::string>& names);
+  /// \param names of special tokens; what a text and a template's text around it spell together is
+  /// one, too
+  /// \param words that are cut where a text spells them whole
+  SpecialNameGuard(std::vector<std::string> names, std::vector<std::string> words);
   /// \param json of an object; anything else comes back as it is
   std::string Marked(const std::string& json) const;
   std::string MarkedText(std::string_view text) const;
@@ -70,7 +73,7 @@ class SpecialNameGuard {
   static constexpr std::string_view kMark = "QzPartOfTextzQ";
 
  private:
-  std::vector<std::string> names_;
+  std::vector<std::string> names_, words_;
   std::string first_, last_;  ///< characters that names begin and end with
 };
 

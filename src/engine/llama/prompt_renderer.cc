@@ -91,13 +91,13 @@ PromptRenderer::PromptRenderer(std::shared_ptr<const LlamaModel> model,
   }
   if (identity_.empty()) identity_ = "plain lines";
   Probe();
-  std::vector<std::string> names = tokenizer_->SpecialNames();
   // What marks places must not be spelt by a tool either.
-  names.emplace_back(kSentinelHead);
-  names.emplace_back(SpecialNameGuard::kMark);
-  guard_ = std::make_unique<const SpecialNameGuard>(names);
-  tool_formats_ =
-      std::make_unique<const ToolFormats>(std::move(model), tokenizer_, template_.get());
+  guard_ = std::make_unique<const SpecialNameGuard>(
+      tokenizer_->SpecialNames(),
+      std::vector<std::string>{std::string(kSentinelHead), std::string(SpecialNameGuard::kMark)});
+  // Tools are told of in the system text: a template without one cannot take them.
+  const ChatTemplate* native = system_role_ ? template_.get() : nullptr;
+  tool_formats_ = std::make_unique<const ToolFormats>(std::move(model), tokenizer_, native);
 }
 
 Result<std::string> PromptRenderer::RenderText(const std::vector<TemplateMessage>& messages) const {

@@ -72,7 +72,7 @@ Result<PromptRenderer::Skeleton> PromptRenderer::MakeToolSkeleton(
 Result<RenderedChat> PromptRenderer::RenderWithTools(std::span<const ChatMessage> messages,
                                                      const LlamaToolFormat& tools) const {
   const bool system_missing = messages.empty() || messages.front().role != "system";
-  if (!tools.native() || !system_role_) {
+  if (!tools.native()) {
     const std::vector<ChatMessage> texts = tools.AsText(messages);
     INFERSCALE_ASSIGN_OR_RETURN(RenderedChat chat, Render(texts));
     if (texts.size() > messages.size() && system_missing)
