@@ -47,9 +47,9 @@ if(INFERSCALE_DISPATCH)
   set(llama_libraries llama-common llama ggml ggml-base)
   list(TRANSFORM llama_libraries REPLACE "(.+)" "${llama_prefix}/lib/lib\\1.so")
   target_link_libraries(inferscale_llama_cpp INTERFACE ${llama_libraries} Threads::Threads)
-  target_compile_definitions(inferscale_llama_cpp
-                             INTERFACE INFERSCALE_BACKENDS="${llama_prefix}/lib/backends")
-  set(INFERSCALE_LLAMA_PREFIX "${llama_prefix}")
+  # For the one file that loads them, so that ccache serves all the others.
+  set_source_files_properties("${CMAKE_SOURCE_DIR}/src/llama/llama_runtime.cc" PROPERTIES
+                              COMPILE_DEFINITIONS INFERSCALE_BACKENDS="${llama_prefix}/lib/backends")
   return()
 endif()
 set(llama_archives llama-common llama-common-base cpp-httplib llama ggml)

@@ -41,6 +41,27 @@ TEST_F(KvStoreTest, ErasedWhilePinnedStaysReadableAndIsGone) {
   EXPECT_EQ(BlockFiles(folder_.path()).size(), 1u);
 }
 
+TEST_F(KvStoreTest, CountsTheBytesOfScopes) {
+  const std::vector<std::uint64_t> scope = {TestBlock(1)->info().scope_tag}, nobody = {0xDEAD};
+  {
+    const auto store = Open(Options());
+    EXPECT_EQ(store->BytesOf(scope), 0);
+    PutAll(*store, 1, 3);
+    EXPECT_EQ(store->BytesOf(scope), store->Stats().file_bytes);
+    EXPECT_EQ(store->BytesOf(nobody), 0);
+    EXPECT_TRUE(store->Erase(std::vector{TestKey(1)}).ok());
+    EXPECT_EQ(store->BytesOf(scope), store->Stats().file_bytes);
+    PutAll(*store, 1, 1);
+    PutAll(*store, 1, 1);
+    EXPECT_EQ(store->BytesOf(scope), store->Stats().file_bytes);
+  }
+  const auto store = Open(Options());
+  EXPECT_GT(store->BytesOf(scope), 0);
+  EXPECT_EQ(store->BytesOf(scope), store->Stats().file_bytes);
+  EXPECT_TRUE(store->EraseScope(scope[0], 9).ok());
+  EXPECT_EQ(store->BytesOf(scope), 0);
+}
+
 TEST_F(KvStoreTest, ErasedBlockDoesNotComeBackAfterReopening) {
   {
     const auto store = Open(Options());
