@@ -7,8 +7,9 @@
 
 namespace inferscale {
 
-/// GBNF of the JSON texts that a JSON schema allows. kInvalidArgument: the schema is no JSON, or
-/// says something that no grammar can express. Thread-safe.
+/// GBNF of the JSON texts that a JSON schema allows. kInvalidArgument: the schema is no JSON, says
+/// something that no grammar can express, or is so large that its grammar would take seconds to
+/// make (time grows with the square of an object's properties). Thread-safe.
 Result<std::string> JsonSchemaGrammar(const std::string& schema_json);
 
 }  // namespace inferscale

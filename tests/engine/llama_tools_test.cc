@@ -259,10 +259,13 @@ TEST_F(LlamaTools, AFreeAnswerMayBeWordsAndAWrongBeginningIsNoError) {
 
 TEST_F(LlamaTools, SchemasThatNoGrammarHoldsAreRefusedByName) {
   ToolUse use = Use();
+  json many = {{"type", "object"}};
+  for (int i = 0; i < 2000; ++i) many["properties"]["p" + std::to_string(i)]["type"] = "string";
   for (const std::string schema :
        {R"({"type":"object","properties":{"a":{"$ref":"#/nowhere"}}})",
-        R"({"type":"object","properties":{"a":{"type":"string","pattern":"(?<=x)["}}})",
-        R"({"type":"object","properties":{"a":{"type":"soup"}}})"}) {
+        R"({"type":"object","properties":{"a":{"type":"soup"}}})",
+        R"({"type":"object","properties":{"a":{"type":"string","minLength":1000000000}}})",
+        many.dump()}) {
     use.tools[1].parameters_json = schema;
     const auto made = generic_->tool_formats().Make(use);
     ASSERT_FALSE(made.ok()) << schema;

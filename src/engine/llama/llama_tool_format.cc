@@ -151,21 +151,22 @@ SpecialNameGuard::SpecialNameGuard(std::vector<std::string> names, std::vector<s
 
 std::string SpecialNameGuard::MarkedText(std::string_view text) const {
   std::vector<std::size_t> cuts;
-  const auto cut_in = [&](const std::string& name) {
+  const auto cut_in = [&](const std::string& name, std::size_t after) {
     for (std::size_t at = text.find(name); at != std::string_view::npos;
          at = text.find(name, at + 1)) {
-      std::size_t cut = at + 1;
+      std::size_t cut = at + after;
       while (cut < text.size() && (static_cast<unsigned char>(text[cut]) & 0xC0) == 0x80) ++cut;
       cuts.push_back(cut);
     }
   };
-  for (const std::string& word : words_) cut_in(word);
+  // In the middle: the mark itself ends as they begin.
+  for (const std::string& word : words_) cut_in(word, word.size() / 2);
   // What stands before or after a text is the template's: a name may begin or end there.
   bool mark_before = false, mark_after = false;
   const bool may_hold = text.find_first_of(first_) != std::string_view::npos ||
                         text.find_first_of(last_) != std::string_view::npos;
   for (std::size_t i = 0; may_hold && i < names_.size(); ++i) {
-    cut_in(names_[i]);
+    cut_in(names_[i], 1);
     const std::string_view whole = names_[i];
     for (std::size_t length = 1; length < whole.size(); ++length) {
       mark_after = mark_after || text.ends_with(whole.substr(0, length));
