@@ -261,11 +261,11 @@ TEST_F(LlamaTools, SchemasThatNoGrammarHoldsAreRefusedByName) {
   ToolUse use = Use();
   json many = {{"type", "object"}};
   for (int i = 0; i < 2000; ++i) many["properties"]["p" + std::to_string(i)]["type"] = "string";
-  for (const std::string schema :
-       {R"({"type":"object","properties":{"a":{"$ref":"#/nowhere"}}})",
-        R"({"type":"object","properties":{"a":{"type":"soup"}}})",
-        R"({"type":"object","properties":{"a":{"type":"string","minLength":1000000000}}})",
-        many.dump()}) {
+  for (const std::string& schema : std::vector<std::string>{
+           R"({"type":"object","properties":{"a":{"$ref":"#/nowhere"}}})",
+           R"({"type":"object","properties":{"a":{"type":"soup"}}})",
+           R"({"type":"object","properties":{"a":{"type":"string","minLength":1000000000}}})",
+           many.dump()}) {
     use.tools[1].parameters_json = schema;
     const auto made = generic_->tool_formats().Make(use);
     ASSERT_FALSE(made.ok()) << schema;
