@@ -20,7 +20,10 @@ inside=${folder#"$root"}
 # in_there COMMAND…
 in_there() {
   if [[ -n $root ]]; then
-    chroot "$root" /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp "$@"
+    # /proc, by which a program learns where it stands, is there while the command runs.
+    # shellcheck disable=SC2016
+    unshare --mount sh -c 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"' "$root" \
+      /usr/bin/env -i PATH=/usr/bin:/bin HOME=/tmp "$@"
   else
     env -i PATH=/usr/bin:/bin HOME=/tmp "$@"
   fi

@@ -32,8 +32,10 @@ is_of_libc() {
 
 # What is bundled must be told with its licence.
 licence_of() {
-  local package
-  package=$(dpkg-query --search "$(realpath -- "$1")" 2>/dev/null | head -n1 | cut -d: -f1) || true
+  local package file
+  file=$(realpath -- "$1")
+  # Of a merged /usr the package's list may still say /lib.
+  package=$(dpkg-query --search "$file" "${file#/usr}" 2>/dev/null | head -n1 | cut -d: -f1) || true
   [[ -n $package && -f /usr/share/doc/$package/copyright ]] ||
     fail "the licence of $1 is not to be found: it needs a package with a copyright file"
   cp -- "/usr/share/doc/$package/copyright" "$stage/share/doc/licenses/$package"
