@@ -67,14 +67,20 @@ void Exchange::End() {
 }
 
 void Exchange::OnEnd(std::function<void(int)> callback) {
-  const std::scoped_lock lock(mutex_);
-  on_end_ = std::move(callback);
+  std::optional<int> finished;
+  {
+    const std::scoped_lock lock(mutex_);
+    finished = finished_;
+    if (!finished) on_end_ = std::move(callback);
+  }
+  if (finished) callback(*finished);
 }
 
 void Exchange::Finish(int status) {
   std::function<void(int)> callback;
   {
     const std::scoped_lock lock(mutex_);
+    if (!finished_) finished_ = status;
     callback = std::exchange(on_end_, nullptr);
   }
   if (callback) callback(status);

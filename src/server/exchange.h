@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "server/http_message.h"
@@ -35,7 +36,8 @@ class Exchange {
   /// once if it has gone already.
   void OnGone(std::function<void()> callback);
   bool gone() const;
-  /// Called once, from any thread, when the answer is complete or the client has gone (499).
+  /// Called once, from any thread, when the answer is complete or the client has gone (499);
+  /// at once if that has been already.
   void OnEnd(std::function<void(int status)> callback);
 
   /// The API key that the request came with, for the log; it names the key and opens nothing.
@@ -67,6 +69,7 @@ class Exchange {
   std::string pieces_, key_id_;
   std::function<void()> on_gone_;
   std::function<void(int)> on_end_;
+  std::optional<int> finished_;
   int status_ = 0;
 
   void Finish(int status);

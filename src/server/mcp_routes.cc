@@ -341,10 +341,7 @@ class Endpoint {
       return reply->Set(part,
                         ErrorMessage(id, kInvalidParams, "'params.arguments' must be an object"));
     }
-    const json owner = DefaultOwner(call);
-    Result<Mem0Call> translated =
-        ScopeOf(call.principal, owner).status();  // headers may be anything
-    if (translated.status().ok()) translated = tool->translate(arguments, owner);
+    Result<Mem0Call> translated = Translate(*tool, arguments, call);
     if (!translated.ok()) {
       return reply->Set(part,
                         ResultMessage(id, ToolError(translated.status().message()), stateless));

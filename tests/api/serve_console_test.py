@@ -182,6 +182,7 @@ class Console(ConsoleTest, ServeTest):
         page.wait("!document.querySelector('#confirm').open")
         self.assertEqual(len(self.texts_of("anna")), 1)
         page.click("#delete-all")
+        page.wait("document.querySelector('#confirm').open")
         page.click("#confirm-yes")
         page.wait("document.querySelectorAll('.memory').length === 0")
         self.assertIn("Nothing is remembered of anna yet", page.text("#memories-empty"))

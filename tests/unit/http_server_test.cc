@@ -247,8 +247,8 @@ TEST(HttpServer, AHalfClosedClientLeavesNothingBehind) {
   std::promise<int> ended;
   ExchangePtr held;
   const auto server = StartServer([&](ExchangePtr exchange) {
+    held = exchange;
     exchange->OnEnd([&ended](int status) { ended.set_value(status); });
-    held = std::move(exchange);
   });
   RawClient client(server->port());
   client.Send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
@@ -462,11 +462,11 @@ TEST(HttpServer, TellsWhenTheClientGoesInTheMiddleOfAStream) {
   std::promise<int> ended;
   ExchangePtr held;
   const auto server = StartServer([&](ExchangePtr exchange) {
+    held = exchange;  // before the callbacks that tell the test
     exchange->OnGone([&gone] { gone.set_value(); });
     exchange->OnEnd([&ended](int status) { ended.set_value(status); });
     EXPECT_TRUE(exchange->BeginStream({}));
     exchange->Write("first");
-    held = std::move(exchange);
   });
   RawClient client(server->port());
   client.Send("GET / HTTP/1.1\r\nHost: h\r\n\r\n");
