@@ -68,10 +68,19 @@ export function confirmed(title, words, yes) {
   $("confirm-words").textContent = words;
   $("confirm-yes").textContent = yes;
   const dialog = $("confirm");
-  dialog.returnValue = "no";
+  const form = dialog.querySelector("form");
   dialog.showModal();
+  // Not on "close": that comes later, and would answer the next question if it is asked by then.
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), {once: true});
+    const end = (agreed) => {
+      form.removeEventListener("submit", submitted);
+      dialog.removeEventListener("cancel", cancelled);
+      resolve(agreed);
+    };
+    const submitted = (event) => end(event.submitter?.value === "yes");
+    const cancelled = () => end(false);
+    form.addEventListener("submit", submitted);
+    dialog.addEventListener("cancel", cancelled);
   });
 }
 
