@@ -221,7 +221,6 @@ NB_MODULE(_native, module) {
            [](ConnectorWorker& self, std::string_view type, std::uintptr_t keys,
               std::uintptr_t values,
               std::int64_t tokens) { Check(self.Load(StagingAt(type, keys, values, tokens))); })
-      .def("fail_loads", &ConnectorWorker::FailLoads)
       .def("take_failed_blocks", &ConnectorWorker::TakeFailedBlocks)
       .def("capture_slots", &ConnectorWorker::CaptureSlots)
       .def("capture",

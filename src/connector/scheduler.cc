@@ -66,18 +66,27 @@ std::int32_t ConnectorScheduler::MatchedTokens(const std::string& request, std::
   const auto found = requests_.find(request);
   if (found == requests_.end()) return 0;
   Active& active = found->second;
-  if (active.transfer.operation != TransferOperation::kInject || active.prompt.empty() ||
-      !rotation_known()) {
+  if (active.transfer.operation != TransferOperation::kInject || active.prompt.empty()) return 0;
+  active.unmatched.clear();
+  if (!rotation_known()) {
+    active.unmatched[refusal_.empty() ? "rotation_unknown" : "model_unsupported"] =
+        static_cast<std::int32_t>(active.transfer.blocks.size());
     return 0;
   }
   std::int32_t covered = 0;
   for (std::size_t i = 0; i < active.transfer.blocks.size(); ++i) {
     const TransferBlock& block = active.transfer.blocks[i];
-    if (block.begin != covered) break;
     const auto own = std::span(active.prompt)
                          .subspan(static_cast<std::size_t>(block.begin),
                                   static_cast<std::size_t>(block.end - block.begin));
-    if (directory_.Find(block.key, own) == nullptr) break;
+    if (directory_.Find(block.key, own) == nullptr) {
+      ++active.unmatched[directory_.Ready(block.key) ? "token_mismatch" : "not_ready"];
+      continue;
+    }
+    if (block.begin != covered) {  // a gap in the request, or a missing block in front
+      ++active.unmatched["not_contiguous"];
+      continue;
+    }
     Pinned& pin = active.pins[i];
     if (pin.serial == 0) pin = {block.key, directory_.Pin(block.key)};
     covered = block.end;
@@ -100,6 +109,7 @@ void ConnectorScheduler::Allocated(const std::string& request, std::int32_t exte
     const std::int32_t first = std::max(block.begin, begin), last = std::min(block.end, end);
     if (first < last) load.pieces.push_back({block.key, first - block.begin, last - first, first});
   }
+  active.external += external;
   active.promised = external;
   plan_.loads.push_back(std::move(load));
 }
@@ -206,32 +216,29 @@ void ConnectorScheduler::Unpin(Active& active) {
 TransferOutcome ConnectorScheduler::Finished(const std::string& request) {
   const auto found = requests_.find(request);
   if (found == requests_.end()) return {};
-  Unpin(found->second);
-  if (std::erase_if(plan_.loads, [&](const auto& load) { return load.request == request; }) == 0) {
+  Active& active = found->second;
+  const auto is_of_request = [&](const auto& item) { return item.request == request; };
+  if (std::erase_if(plan_.loads, is_of_request) == 0) {
     // A request that ends with its first pass ends before that pass is reported. Had its load
     // failed, the engine would have computed it again and not ended it.
-    found->second.outcome.injected_tokens += found->second.promised;
+    active.outcome.injected_tokens += active.promised;
   }
+  for (const auto& [reason, blocks] : active.unmatched) Fall(active, reason, blocks);
+  if (active.outcome.injected_tokens < active.external) {
+    const auto lost = std::count_if(active.pins.begin(), active.pins.end(), [&](const Pinned& pin) {
+      return pin.serial != 0 && !directory_.Ready(pin.key);
+    });
+    if (lost > 0) Fall(active, "evicted", static_cast<std::int32_t>(lost));
+  }
+  Unpin(active);
   // Its engine blocks may be another's by the next pass.
   for (const CaptureItem& item : plan_.captures) {
     if (item.request == request) directory_.Lost(item.key, item.serial);
   }
-  std::erase_if(plan_.captures, [&](const CaptureItem& item) { return item.request == request; });
-  std::erase_if(plan_.probes, [&](const ProbeItem& item) { return item.request == request; });
-  TransferOutcome outcome = std::move(found->second.outcome);
-  const TransferRequest& transfer = found->second.transfer;
-  if (transfer.operation == TransferOperation::kInject) {
-    std::int32_t missing = 0;
-    for (const TransferBlock& block : transfer.blocks)
-      missing += directory_.Ready(block.key) ? 0 : 1;
-    if (missing > 0) {
-      const std::string reason = !refusal_.empty()   ? "model_unsupported"
-                                 : !rotation_known() ? "rotation_unknown"
-                                                     : "not_ready";
-      outcome.fallbacks[reason] += missing;
-      counters_.fallbacks[reason] += missing;
-    }
-  }
+  std::erase_if(plan_.captures, is_of_request);
+  std::erase_if(plan_.probes, is_of_request);
+  TransferOutcome outcome = std::move(active.outcome);
+  const TransferRequest& transfer = active.transfer;
   for (const TransferBlock& block : transfer.blocks) {
     outcome.captured_blocks +=
         transfer.operation == TransferOperation::kCapture && directory_.Contains(block.key);
@@ -263,6 +270,7 @@ void ConnectorScheduler::Clear() {
   cleared.sequence = plan_.sequence;
   cleared.clear = true;
   cleared.erase_scopes = std::move(plan_.erase_scopes);
+  cleared.loads = std::move(plan_.loads);  // each fails on its rank, and the engine computes it
   plan_ = std::move(cleared);
 }
 

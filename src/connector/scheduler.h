@@ -102,7 +102,9 @@ class ConnectorScheduler {
     std::vector<Pinned> pins;  ///< [blocks]; serial 0: not pinned
     std::vector<std::int32_t> block_table;
     std::int32_t matched_from = 0;  ///< `computed` of the last match
+    std::int32_t external = 0;      ///< tokens that the engine has taken from matches
     std::int32_t promised = 0;      ///< tokens to load that no report has told of yet
+    std::map<std::string, std::int32_t> unmatched;  ///< of the last match: reason -> blocks
     std::size_t next_capture = 0;
     bool probed = false;
     TransferOutcome outcome;

@@ -31,14 +31,31 @@ Result<std::unique_ptr<ConnectorWorker>> ConnectorWorker::Create(ConnectorWorker
   }
   std::unique_ptr<ConnectorWorker> worker(new ConnectorWorker(std::move(options)));
   worker->report_.rank = worker->options_.rank;
-  KvStoreOptions store;
-  store.folder = worker->options_.folder;
-  store.host_budget_bytes = worker->options_.host_budget_bytes;
-  store.file_budget_bytes = worker->options_.file_budget_bytes;
-  store.fingerprint = worker->options_.fingerprint;
-  INFERSCALE_ASSIGN_OR_RETURN(worker->store_, KvStore::Open(std::move(store)));
+  INFERSCALE_RETURN_IF_ERROR(worker->OpenStore());
   INFERSCALE_RETURN_IF_ERROR(worker->ListHeld());
   return worker;
+}
+
+Status ConnectorWorker::OpenStore() {
+  KvStoreOptions store;
+  store.folder = options_.folder;
+  store.host_budget_bytes = options_.host_budget_bytes;
+  store.file_budget_bytes = options_.file_budget_bytes;
+  store.fingerprint = options_.fingerprint;
+  store_.reset();
+  INFERSCALE_ASSIGN_OR_RETURN(store_, KvStore::Open(std::move(store)));
+  return OkStatus();
+}
+
+Status ConnectorWorker::Clear() {
+  if (!options_.folder.empty()) {
+    INFERSCALE_ASSIGN_OR_RETURN(const auto folder, BlockFolder::Open(options_.folder));
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<BlockFolder::Listed> files, folder->List());
+    std::vector<KvKey> keys;
+    for (const BlockFolder::Listed& file : files) keys.push_back(file.id.key);
+    INFERSCALE_RETURN_IF_ERROR(store_->Erase(keys));
+  }
+  return OpenStore();  // and nothing in memory
 }
 
 Status ConnectorWorker::ListHeld() {
@@ -58,18 +75,11 @@ Status ConnectorWorker::ListHeld() {
 }
 
 Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
-  INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
   placed_.clear();
   probe_positions_.clear();
-  if (plan_.clear) {
-    KvStoreOptions store;
-    store.folder = options_.folder;
-    store.host_budget_bytes = options_.host_budget_bytes;
-    store.file_budget_bytes = options_.file_budget_bytes;
-    store.fingerprint = options_.fingerprint;
-    store_.reset();
-    INFERSCALE_ASSIGN_OR_RETURN(store_, KvStore::Open(std::move(store)));
-  }
+  plan_ = {};
+  INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
+  if (plan_.clear) INFERSCALE_RETURN_IF_ERROR(Clear());
   INFERSCALE_RETURN_IF_ERROR(store_->Erase(plan_.drop));
   for (const ScopeErasure& erasure : plan_.erase_scopes) {
     INFERSCALE_RETURN_IF_ERROR(store_->EraseScope(erasure.scope_tag, erasure.epoch));
@@ -201,17 +211,6 @@ Status ConnectorWorker::Load(const Staging& staging) {
                                     "injecting");
   placed_.clear();  // the pins go
   return status;
-}
-
-void ConnectorWorker::FailLoads() {
-  for (const RequestLoad& load : plan_.loads) {
-    if (load.pieces.empty()) continue;
-    FailRange(load.block_table, load.pieces.front().position,
-              std::int64_t{load.pieces.back().position} + load.pieces.back().count);
-    std::erase_if(report_.injected,
-                  [&](const InjectedTokens& item) { return item.request == load.request; });
-  }
-  placed_.clear();
 }
 
 std::vector<std::int32_t> ConnectorWorker::TakeFailedBlocks() {

@@ -59,8 +59,6 @@ class ConnectorWorker {
   Status Load(const Staging& staging);
   /// Engine blocks that were to be loaded and were not, since the last call.
   std::vector<std::int32_t> TakeFailedBlocks();
-  /// The loads of this plan were not written after all: all their blocks fail.
-  void FailLoads();
 
   /// Engine slots of the tokens to capture, in staging order.
   std::vector<std::int64_t> CaptureSlots() const;
@@ -88,6 +86,8 @@ class ConnectorWorker {
   };
 
   explicit ConnectorWorker(ConnectorWorkerOptions options) : options_(std::move(options)) {}
+  Status OpenStore();
+  Status Clear();
   Status ListHeld();
   kernels::CodecView View() const;
   kernels::RopeTable Rope() const;

@@ -369,12 +369,15 @@ TEST_P(ConnectorTest, MatchesUpToTheFirstMissingOrForeignBlock) {
       {KeyOf(1), 0, 20, {}}, {KeyOf(9), 20, 40, {}}, {KeyOf(3), 40, 60, {}}};
   const auto outcome = Run("m", TransferOperation::kInject, prompt, all);
   EXPECT_EQ(external_, 20);
-  EXPECT_EQ(outcome.fallbacks.at("not_ready"), 1);
+  EXPECT_EQ(outcome.fallbacks,
+            (std::map<std::string, std::int32_t>{{"not_ready", 1}, {"not_contiguous", 1}}));
   // The same key for other tokens is a miss, as is a hole.
-  Run("k", TransferOperation::kInject, prompt, {{KeyOf(2), 0, 20, {}}});
+  const auto foreign = Run("k", TransferOperation::kInject, prompt, {{KeyOf(2), 0, 20, {}}});
   EXPECT_EQ(external_, 0);
-  Run("h", TransferOperation::kInject, prompt, {{KeyOf(2), 20, 40, {}}});
+  EXPECT_EQ(foreign.fallbacks.at("token_mismatch"), 1);
+  const auto hole = Run("h", TransferOperation::kInject, prompt, {{KeyOf(2), 20, 40, {}}});
   EXPECT_EQ(external_, 0);
+  EXPECT_EQ(hole.fallbacks.at("not_contiguous"), 1);
   EXPECT_EQ(scheduler_->directory().pins(), 0);
 }
 
@@ -388,8 +391,12 @@ TEST_P(ConnectorTest, ABlockLostBetweenLookupAndLoadIsReportedAndComputed) {
   loss.sequence = 1;
   loss.drop = {KeyOf(2)};
   ASSERT_TRUE(workers_.back()->Begin(SerializeStepPlan(loss)).ok());
-  Run("s", TransferOperation::kInject, prompt, all);
+  const auto served = Run("s", TransferOperation::kInject, prompt, all);
   EXPECT_EQ(external_, 60);
+  if (GetParam() == 1) {  // of two ranks the first, which counts, has written its heads
+    EXPECT_EQ(served.injected_tokens, 20);
+    EXPECT_EQ(served.fallbacks.at("evicted"), 1);
+  }
   // From the block with token 20 on, whole blocks.
   EXPECT_EQ(failed_, (std::vector<std::int32_t>(table_.begin() + 1, table_.begin() + 4)));
   EXPECT_FALSE(scheduler_->Ready(KeyOf(2)));
@@ -450,6 +457,35 @@ TEST_P(ConnectorTest, AfterARestartFilesServeAndAFactOneRankLacksIsMissingForAll
   EXPECT_EQ(Run("d", TransferOperation::kCapture, prompt, all).captured_blocks, 2);
   EXPECT_EQ(Run("u", TransferOperation::kInject, prompt, all).injected_tokens, 80);
   EXPECT_LT(Difference(prompt, 0, 90), 2e-4F);
+}
+
+TEST_P(ConnectorTest, AClearedStoreIsEmptyAfterARestartToo) {
+  Probe();
+  const TokenIds prompt = Numbers(40, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 30, {}}};
+  Run("c", TransferOperation::kCapture, prompt, all);
+  scheduler_->Clear();
+  Run("s", TransferOperation::kInject, prompt, all);
+  EXPECT_EQ(external_, 0);
+  for (const auto& worker : workers_) EXPECT_EQ(worker->StoreStats().file_blocks, 0);
+  Start(GetParam(), std::int64_t{1} << 24);
+  TakeReports();
+  EXPECT_EQ(scheduler_->directory().blocks(), 0);
+}
+
+TEST_P(ConnectorTest, AWorkerThatHasRefusedFailsItsLoadsAndSaysSo) {
+  Probe();
+  const TokenIds prompt = Numbers(40, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 30, {}}};
+  Run("c", TransferOperation::kCapture, prompt, all);
+  workers_.back()->Refuse("on purpose");
+  Run("s", TransferOperation::kInject, prompt, all);
+  EXPECT_EQ(external_, 30);
+  EXPECT_EQ(failed_, (std::vector<std::int32_t>(table_.begin(), table_.begin() + 2)));
+  EXPECT_EQ(scheduler_->refusal(), "on purpose");
+  const auto later = Run("t", TransferOperation::kInject, prompt, all);
+  EXPECT_EQ(external_, 0);
+  EXPECT_EQ(later.fallbacks.at("model_unsupported"), 1);
 }
 
 TEST_P(ConnectorTest, UnsignedRequestsAreServedAsText) {

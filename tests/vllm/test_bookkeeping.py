@@ -68,7 +68,8 @@ def test_facts_missing_at_the_start_middle_or_end_are_computed(engine, missing, 
     engine.run(prompt, "capture", [b for i, b in enumerate(blocks) if i != missing])
     tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=3)
     assert cached == expected
-    assert said["fallback"] == {"not_ready": 1}
+    behind = {"not_contiguous": 2 - missing} if missing < 2 else {}
+    assert said["fallback"] == {"not_ready": 1, **behind}
     assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
 
 
@@ -144,7 +145,8 @@ def test_colliding_keys_are_a_miss(engine):
     engine.run(first, "capture", blocks)
     engine.run(second, "capture", blocks)
     cold = engine.run(second, tokens=3)
-    tokens, logprobs, cached, _ = engine.run(second, "inject", blocks, tokens=3)
+    tokens, logprobs, cached, said = engine.run(second, "inject", blocks, tokens=3)
+    assert said["fallback"] == {"token_mismatch": 1}
     assert cached == 0 and tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
 
 
@@ -204,13 +206,41 @@ def test_no_exception_leaves_a_hook(engine, monkeypatch, side, hook):
         tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
     assert connector.failures > 0
     connector.failures = 0
-    # What a hook that failed had promised is at worst computed again, never wrong.
-    if hook not in ("allocated", "plan", "start_load", "failed_blocks"):
-        assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    # What had been promised is computed then, never left out.
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
     # And the connector goes on.
     engine.run(prompt, "capture", blocks)
     tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
     assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_a_load_that_breaks_halfway_is_recomputed(engine, monkeypatch):
+    prompt = ids(50, 145)
+    blocks = [(key_of("halfway"), 0, 40)]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    connector = next(c for c in engine.connectors if c.worker is not None)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.worker.cache, "write", lambda *_: 1 / 0)
+        tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert connector.failures == 1
+    connector.failures = 0
+    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+
+
+def test_prompt_logprobs_are_served_without_kv_and_the_reason_is_told(engine):
+    from vllm import SamplingParams
+
+    prompt, salt = ids(50, 146), engine.fresh_salt()
+    blocks = [(key_of("logprobs"), 0, 40)]
+    engine.run(prompt, "capture", blocks)
+    sampling = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1, detokenize=False)
+    sampling.extra_args = {"kv_transfer_params": {
+        "inferscale": engine.transfer("inject", prompt, blocks, salt)}}
+    output = engine.llm.generate({"prompt_token_ids": prompt, "cache_salt": salt}, sampling,
+                                 use_tqdm=False)[0]
+    assert len(output.prompt_logprobs) == 50
+    assert output.kv_transfer_params["inferscale"]["fallback"] == {"prompt_logprobs": 1}
 
 
 def test_aborts_at_any_time_leave_no_pins(engine):

@@ -1,7 +1,7 @@
 """InferScaleConnector: vLLM's hooks, each handed to the scheduler's or the worker's side.
 
-No exception leaves a hook: it is logged and counted, the request is computed by vLLM, and after
-repeated failures the connector does nothing more.
+No exception leaves a hook: it is logged and counted, what had been promised is reported as not
+loaded, so that vLLM computes it, and after repeated failures nothing more is promised.
 """
 
 import functools
@@ -32,6 +32,10 @@ MOST_FAILURES = 8
 @dataclass
 class StepMetadata(KVConnectorMetadata):
     plan: bytes = b""
+    # Engine blocks that the plan is to fill, and blocks that were promised and have no plan: what is
+    # not written is reported as failed, whichever hook broke.
+    loading: list[int] = field(default_factory=list)
+    unplanned: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -55,17 +59,10 @@ def guarded(default: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callab
     def decorate(hook: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(hook)
         def call(self: "InferScaleConnector", *arguments: Any, **options: Any) -> Any:
-            if self.failures > MOST_FAILURES:
-                return default()
             try:
                 return hook(self, *arguments, **options)
             except Exception:
-                self.failures += 1
-                logger.exception("inferscale: %s failed; computed without stored KV", hook.__name__)
-                if self.failures > MOST_FAILURES:
-                    logger.error("inferscale: off after %d failures", self.failures)
-                    if self.worker is not None:
-                        self.worker.refuse("too many failures")
+                self.count_failure(hook.__name__)
                 return default()
 
         return call
@@ -79,6 +76,11 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
         check_version(vllm.__version__, settings.allow_untested_vllm)
         self.failures = 0
+        self.block_slots = vllm_config.cache_config.block_size
+        self.matched_from: dict[str, int] = {}
+        self.promised: list[int] = []  # blocks of this step's loads
+        self.loading: list[int] = []
+        self.unwritten: set[int] = set()
         self.scheduler: SchedulerSide | None = None
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -88,19 +90,54 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self.worker = WorkerSide(vllm_config, kv_cache_config, settings)
 
+    @property
+    def off(self) -> bool:
+        return self.failures > MOST_FAILURES
+
+    def count_failure(self, what: str) -> None:
+        self.failures += 1
+        if self.failures <= MOST_FAILURES:
+            logger.exception("inferscale: %s failed; computed without stored KV", what)
+        elif self.failures == MOST_FAILURES + 1:
+            logger.exception("inferscale: %s failed; off after %d failures", what, self.failures)
+            if self.worker is not None:
+                self.worker.refuse("too many failures")
+
     # The scheduler's side.
 
     @guarded(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        return self.scheduler.matched_tokens(request, num_computed_tokens), False
+        if self.off:
+            return 0, False
+        matched = self.scheduler.matched_tokens(request, num_computed_tokens)
+        if matched:
+            self.matched_from[request.request_id] = num_computed_tokens
+        return matched, False
 
-    @guarded(lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self.scheduler.allocated(request, blocks, num_external_tokens)
+        promised = []
+        if num_external_tokens > 0:
+            begin = self.matched_from.get(request.request_id, 0)
+            end = begin + num_external_tokens
+            table = blocks.get_block_ids()[0]
+            promised = list(table[begin // self.block_slots : -(-end // self.block_slots)])
+        try:
+            self.scheduler.allocated(request, blocks, num_external_tokens)
+            self.promised += promised
+        except Exception:
+            self.count_failure("update_state_after_alloc")
+            self.unwritten.update(promised)
 
-    @guarded(StepMetadata)
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
-        return StepMetadata(self.scheduler.plan(scheduler_output))
+        promised, self.promised = self.promised, []
+        unplanned, self.unwritten = list(self.unwritten), set()
+        for name in scheduler_output.finished_req_ids:
+            self.matched_from.pop(name, None)
+        try:
+            return StepMetadata(self.scheduler.plan(scheduler_output), promised, unplanned)
+        except Exception:
+            self.count_failure("build_connector_meta")
+            return StepMetadata(b"", [], promised + unplanned)
 
     @guarded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
@@ -145,10 +182,15 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> FirstReport:
         return FirstReport(self.worker.report())
 
-    @guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._get_connector_metadata()
-        self.worker.start_load(metadata.plan if isinstance(metadata, StepMetadata) else b"")
+        self.loading = metadata.loading
+        self.unwritten.update(metadata.unplanned)
+        try:
+            self.worker.start_load(metadata.plan)
+        except Exception:
+            self.count_failure("start_load_kv")
+            self.unwritten.update(self.loading)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Everything is loaded before the pass."""
@@ -160,9 +202,14 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_save(self) -> None:
         self.worker.save()
 
-    @guarded(set)
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self.worker.failed_blocks()
+        unwritten, self.unwritten = self.unwritten, set()
+        loading, self.loading = self.loading, []
+        try:
+            return unwritten | self.worker.failed_blocks()
+        except Exception:
+            self.count_failure("get_block_ids_with_load_errors")
+            return unwritten | set(loading)
 
     @guarded(lambda: None)
     def build_connector_worker_meta(self) -> WorkerReports | None:

@@ -29,7 +29,7 @@ def obstacle(request: Any) -> str:
 class SchedulerSide:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         self.refusal = refusal_of(vllm_config, kv_cache_config)
-        self.obstacles: dict[str, int] = {}
+        self.refused: dict[str, str] = {}  # request -> reason
         self.native: Any = None
         self.control: ControlServer | None = None
         self.reports = Reports()
@@ -69,17 +69,15 @@ class SchedulerSide:
             self.control = None
 
     def _know(self, request: Any) -> bool:
-        """Adds a request that asks for us, once."""
-        if self.native is None:
-            return False
-        if self.native.knows(request.request_id):
+        """Adds a request that asks for us, once. False: it is none of ours, or is refused."""
+        if self.native is not None and self.native.knows(request.request_id):
             return True
         transfer = (request.kv_transfer_params or {}).get(PARAMETER)
-        if transfer is None:
+        if transfer is None or request.request_id in self.refused:
             return False
-        reason = obstacle(request)
+        reason = "model_unsupported" if self.native is None else obstacle(request)
         if reason:
-            self.obstacles[reason] = self.obstacles.get(reason, 0) + 1
+            self.refused[request.request_id] = reason
             return False
         self.native.add(request.request_id, json.dumps(transfer), request.prompt_token_ids,
                         request.cache_salt or "")
@@ -99,6 +97,7 @@ class SchedulerSide:
             return b""
         # Normally known already; pins must go also when that hook has failed.
         for name in output.finished_req_ids:
+            self.refused.pop(name, None)
             if self.native.knows(name):
                 self._finish(name)
         scheduled = output.num_scheduled_tokens
@@ -126,6 +125,10 @@ class SchedulerSide:
                 self.native.take_report(report)
 
     def finished(self, request: Any) -> dict[str, Any] | None:
+        reason = self.refused.pop(request.request_id, None)
+        if reason is not None:
+            return {PARAMETER: {"injected_tokens": 0, "captured_blocks": 0,
+                                "fallback": {reason: 1}}}
         if self.native is None or not self.native.knows(request.request_id):
             return None
         return {PARAMETER: self._finish(request.request_id)}

@@ -1,5 +1,6 @@
 """What an operator sets: `kv_connector_extra_config`, and what of a model can be served as KV."""
 
+import functools
 import hashlib
 import json
 import pathlib
@@ -48,6 +49,12 @@ def read_settings(extra: dict[str, Any]) -> Settings:
             f"kv_connector_extra_config has unknown settings: {', '.join(unknown)}; "
             f"known: {', '.join(sorted(KNOWN))}"
         )
+    for name in ("secret_file", "folder", "control_socket"):
+        if not isinstance(extra.get(name, ""), str):
+            raise SettingsError(f"kv_connector_extra_config.{name} must be a path")
+    allowed = extra.get("allow_untested_vllm", False)
+    if not isinstance(allowed, bool):
+        raise SettingsError("kv_connector_extra_config.allow_untested_vllm must be true or false")
     path = extra.get("secret_file")
     if not path:
         raise SettingsError(
@@ -71,9 +78,9 @@ def read_settings(extra: dict[str, Any]) -> Settings:
         codec=codec,
         host_bytes=parse_size("host_bytes", extra.get("host_bytes", "4G")),
         file_bytes=parse_size("file_bytes", extra.get("file_bytes", "32G")),
-        folder=str(extra.get("folder", "")),
-        control_socket=str(extra.get("control_socket", "")),
-        allow_untested_vllm=bool(extra.get("allow_untested_vllm", False)),
+        folder=extra.get("folder", ""),
+        control_socket=extra.get("control_socket", ""),
+        allow_untested_vllm=allowed,
     )
 
 
@@ -113,6 +120,12 @@ def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=4096)
+def _hash_of(path: str, size: int, modified_ns: int) -> str:
+    """Once a process: both sides of the connector ask."""
+    return _native.sha256_file(path).hex()
+
+
 def fingerprint_of(vllm_config: Any) -> bytes:
     """SHA-256 over all that decides a block's bytes: configuration, weights, types."""
     model = vllm_config.model_config
@@ -127,7 +140,10 @@ def fingerprint_of(vllm_config: Any) -> bytes:
     }
     folder = pathlib.Path(model.model)
     weights = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin"))
-    parts["weights"] = [[file.name, _native.sha256_file(str(file)).hex()] for file in weights]
+    parts["weights"] = [
+        [file.name, _hash_of(str(file), file.stat().st_size, file.stat().st_mtime_ns)]
+        for file in weights
+    ]
     if not weights:
         parts["model"] = str(model.model)
     text = json.dumps(parts, sort_keys=True, default=str)

@@ -54,20 +54,17 @@ class WorkerSide:
         )
 
     def start_load(self, plan: bytes) -> None:
+        """Raises if any load of the plan may not have been written."""
         self.began = False
         if self.native is None or not plan:
             return
         self.native.begin(plan)
         self.began = True
-        try:
-            slots = self.native.load_slots()
-            if slots:
-                keys, values = self.cache.staging(len(slots))
-                self.native.load(*self._address(keys, values))
-                self.cache.write(torch.tensor(slots, dtype=torch.int64), keys, values)
-        except Exception:
-            self.native.fail_loads()
-            raise
+        slots = self.native.load_slots()
+        if slots:
+            keys, values = self.cache.staging(len(slots))
+            self.native.load(*self._address(keys, values))
+            self.cache.write(torch.tensor(slots, dtype=torch.int64), keys, values)
 
     def save(self) -> None:
         if not self.began:
