@@ -127,6 +127,12 @@ def difference(a, b) -> float:
     return max(abs(x[i] - y[i]) for x, y in zip(a, b, strict=True) for i in x.keys() & y.keys())
 
 
+def say(request, what: str) -> None:
+    """A figure for people, also where pytest keeps output to itself."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{what}")
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> str:
     """A Llama with random weights: 4 layers, 4 heads over 2 KV heads, 512 tokens."""

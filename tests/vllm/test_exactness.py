@@ -3,7 +3,7 @@
 import pathlib
 
 import pytest
-from conftest import Engine, difference, key_of
+from conftest import Engine, difference, key_of, say
 
 HEADER = "<|im_start|>system\nYou are a helpful assistant.\n\nMemories:\n"
 FACTS = [
@@ -51,7 +51,7 @@ def compose(engine, facts: list[str], tail: str = TAIL):
     return prompt + engine.ids(tail), blocks
 
 
-def test_kv_at_its_own_positions_gives_the_same_answer(engine):
+def test_kv_at_its_own_positions_gives_the_same_answer(engine, request):
     prompt, blocks = compose(engine, FACTS)
     own = [(key_of("own", i), begin, end) for i, (_, begin, end) in enumerate(blocks)]
     cold = engine.run(prompt, tokens=24)
@@ -60,7 +60,10 @@ def test_kv_at_its_own_positions_gives_the_same_answer(engine):
     assert cached == own[-1][2]  # only footer, history and question are computed
     assert said["fallback"] == {}
     assert tokens == cold[0]
-    assert difference(logprobs, cold[1]) < 1e-4
+    worst = difference(logprobs, cold[1])
+    say(request, f"{cached} of {len(prompt)} tokens injected, 24 answered: log-probabilities differ "
+                 f"from a cold prefill's by at most {worst:.1e}")
+    assert worst < 1e-4
     assert "Mimi" in engine.text(tokens)
 
 
@@ -88,7 +91,7 @@ def test_a_wrong_rotation_would_be_seen(engine):
     assert difference(engine.run(prompt, "inject", bare)[1], cold[1]) > 1e-3
 
 
-def test_a_long_system_prompt_is_injected_too(engine):
+def test_a_long_system_prompt_is_injected_too(engine, request):
     system = "<|im_start|>system\n" + "You answer in one short sentence and never lie. " * 180
     prompt = engine.ids(system + "\n\nMemories:\n")
     assert len(prompt) > 1800
@@ -100,4 +103,7 @@ def test_a_long_system_prompt_is_injected_too(engine):
     engine.run(prompt, "capture", blocks)
     tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=4)
     assert cached == blocks[1][2]
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < 1e-4
+    worst = difference(logprobs, cold[1])
+    say(request, f"{cached} of {len(prompt)} tokens injected, {blocks[0][2]} of them before the facts: "
+                 f"at most {worst:.1e}")
+    assert tokens == cold[0] and worst < 1e-4
