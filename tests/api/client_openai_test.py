@@ -53,6 +53,20 @@ class OpenAi(ServeTest):
             time.sleep(0.1)
         self.fail(f"nothing was remembered of {text!r}")
 
+    def wait_for_kv(self):
+        """Until nothing is left to extract, embed or encode."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            status, _, body = self.server.request("GET", "/metrics")
+            self.assertEqual(status, 200)
+            lines = [line for line in body.decode().splitlines()
+                     if line.startswith("inferscale_pending{")]
+            self.assertEqual(len(lines), 4, lines)
+            if all(line.endswith(" 0") for line in lines):
+                return
+            time.sleep(0.05)
+        self.fail("the facts were not encoded")
+
     def test_a_chat_without_an_owner_says_so(self):
         answer = self.chat()
         self.assertEqual(answer.object, "chat.completion")
@@ -259,6 +273,7 @@ class OpenAi(ServeTest):
         messages = [{"role": "user", "content": "What does Gerda grow?"}]
         tools = [tool(description="The weather of a city, now and on the next days " * 4)]
         quiet = {"memory": {"remember": False}}
+        self.wait_for_kv()  # without any fact's KV no prefix is made either
         plain = self.chat(messages=messages, user="gerda", extra_body=quiet)
         answer = self.chat(messages=messages, user="gerda", tools=tools, extra_body=quiet)
         added = answer.usage.prompt_tokens - plain.usage.prompt_tokens
