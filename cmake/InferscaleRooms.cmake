@@ -1,8 +1,8 @@
 # inferscale_add_room(<room> [ROOMS <room>...] [LINKS <target>...] [EXCLUDE <file>...]
 #                     [EMBED <folder> NAMES_HEADER <header> FUNCTION <function>])
 #
-# Makes the static library inferscale_<room> of src/<room>/**/*.cc (and *.cu with INFERSCALE_CUDA),
-# and of the files of a folder, which a function gives by name.
+# Makes the static library inferscale_<room> of src/<room>/**/*.cc (with INFERSCALE_CUDA *.cu
+# too, but not no_cuda.cc) and of the files of a folder, which a function gives by name.
 # A room without sources becomes an interface library, so that others can name it all the same.
 function(inferscale_add_room room)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "EMBED;NAMES_HEADER;FUNCTION" "ROOMS;LINKS;EXCLUDE")
@@ -11,6 +11,7 @@ function(inferscale_add_room room)
   if(INFERSCALE_CUDA)
     file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/src/${room}/*.cu")
     list(APPEND sources ${cuda_sources})
+    list(FILTER sources EXCLUDE REGEX "/no_cuda.cc$")
   else()
     list(FILTER sources EXCLUDE REGEX "/src/[^/]+/cuda/")
   endif()
@@ -32,7 +33,7 @@ function(inferscale_add_room room)
     add_library(${target} STATIC ${sources})
     target_link_libraries(${target} PUBLIC ${links})
     if(INFERSCALE_CUDA AND sources MATCHES "\\.cu")
-      target_link_libraries(${target} PUBLIC CUDA::cudart_static)
+      target_link_libraries(${target} PUBLIC CUDA::cudart_static PRIVATE inferscale_cuda_options)
     endif()
   else()
     add_library(${target} INTERFACE)

@@ -28,12 +28,12 @@ KernelStatus CheckRope(const CodecView& view, const RopeTable& rope, bool& rotat
   return ok ? KernelStatus::kOk : KernelStatus::kBadRope;
 }
 
-KernelStatus CheckLayout(const CodecView& view, const PagedLayout& layout) {
+KernelStatus CheckLayout(const CodecView& view, const PagedLayout& layout, bool with_table) {
   if (layout.type > ScalarType::kBF16 || layout.key_base == nullptr ||
       layout.value_base == nullptr || layout.slots <= 0) {
     return KernelStatus::kBadLayout;
   }
-  if (layout.block_table != nullptr && layout.block_slots <= 0) return KernelStatus::kBadLayout;
+  if (with_table && layout.block_slots <= 0) return KernelStatus::kBadLayout;
   for (std::int32_t layer = 0; layer < view.layers; ++layer) {
     if (layout.key_base[layer] == nullptr || layout.value_base[layer] == nullptr) {
       return KernelStatus::kBadLayout;
@@ -76,24 +76,39 @@ bool DescriptorOk(const CodecView& view, const RopeTable& rope, bool rotates,
 
 }  // namespace
 
-KernelStatus ValidateArguments(const CodecView& view, const RopeTable& rope,
-                               const PagedLayout& layout, const FactDescriptor* facts,
-                               std::int32_t fact_count, Direction direction) {
-  if (fact_count == 0) return KernelStatus::kOk;
-  if (fact_count < 0 || facts == nullptr) return KernelStatus::kBadDescriptor;
+KernelStatus ValidateSetup(const CodecView& view, const RopeTable& rope, const PagedLayout& layout,
+                           bool with_table) {
   KernelStatus status = CheckView(view);
   if (status != KernelStatus::kOk) return status;
   bool rotates = false;
   status = CheckRope(view, rope, rotates);
   if (status != KernelStatus::kOk) return status;
-  status = CheckLayout(view, layout);
-  if (status != KernelStatus::kOk) return status;
+  return CheckLayout(view, layout, with_table);
+}
+
+KernelStatus ValidateDescriptors(const CodecView& view, const RopeTable& rope,
+                                 const PagedLayout& layout, const FactDescriptor* facts,
+                                 std::int32_t fact_count, Direction direction) {
+  bool rotates = false;
+  for (std::int32_t layer = 0; layer < view.layers; ++layer) {
+    rotates = rotates || rope.layer_group[layer] >= 0;
+  }
   for (std::int32_t i = 0; i < fact_count; ++i) {
     if (!DescriptorOk(view, rope, rotates, layout, facts[i], direction)) {
       return KernelStatus::kBadDescriptor;
     }
   }
   return KernelStatus::kOk;
+}
+
+KernelStatus ValidateArguments(const CodecView& view, const RopeTable& rope,
+                               const PagedLayout& layout, const FactDescriptor* facts,
+                               std::int32_t fact_count, Direction direction) {
+  if (fact_count == 0) return KernelStatus::kOk;
+  if (fact_count < 0 || facts == nullptr) return KernelStatus::kBadDescriptor;
+  const KernelStatus status = ValidateSetup(view, rope, layout, layout.block_table != nullptr);
+  if (status != KernelStatus::kOk) return status;
+  return ValidateDescriptors(view, rope, layout, facts, fact_count, direction);
 }
 
 }  // namespace inferscale::kernels
