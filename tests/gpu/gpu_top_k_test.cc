@@ -1,0 +1,16 @@
+#include "support/top_k_suite.h"
+
+namespace inferscale::testing {
+
+std::unique_ptr<kernels::Device> MakeTestDevice(std::string* why) {
+  auto device = kernels::MakeCudaDevice(0);
+  if (device.ok()) return std::move(*device);
+  *why = device.status().ToString();
+  return nullptr;
+}
+
+Result<std::unique_ptr<kernels::DeviceTopK>> MakeTestTopK(const kernels::TopKSetup& setup) {
+  return kernels::MakeCudaTopK(0, setup);
+}
+
+}  // namespace inferscale::testing
