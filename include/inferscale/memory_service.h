@@ -9,6 +9,7 @@
 /// encoding, erasures) gives way to chats and goes on after a restart. Thread-safe.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -93,6 +94,8 @@ struct MemoryServiceOptions {
   std::function<TimeMs()> clock;     ///< empty: the system's
   bool background = true;            ///< false: no worker; work is done by RunPending()
   AccuracyGate accuracy_gate = AccuracyGate::kEnforce;
+  std::shared_ptr<VectorMemory> vectors;  ///< of the retriever; null: this process's memory
+  std::size_t vector_bytes = std::size_t{1} << 30;
 };
 
 class MemoryService {

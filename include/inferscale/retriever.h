@@ -21,6 +21,8 @@
 
 namespace inferscale {
 
+class VectorMemory;  // retrieval/vector_memory.h
+
 struct SearchRequest {
   std::vector<ScopeId> scopes;
   std::string query;
@@ -40,6 +42,7 @@ struct SearchHit {
 
 struct RetrieverOptions {
   std::size_t budget_bytes = std::size_t{1} << 30;  ///< of vectors in memory, all scopes together
+  std::shared_ptr<VectorMemory> vectors;            ///< that memory; null: this process's
   std::function<TimeMs()> clock;                    ///< the catalog's; empty: the system's
 };
 

@@ -96,6 +96,16 @@ Status SetCodec(Config& config, const std::string& text) {
   return OkStatus();
 }
 
+Status SetRetrievalDevice(Config& config, const std::string& text) {
+  constexpr std::string_view kNumbered = "cuda:";
+  const bool numbered = text.starts_with(kNumbered) && text.size() > kNumbered.size() &&
+                        text.size() <= kNumbered.size() + 3 &&
+                        text.find_first_not_of("0123456789", kNumbered.size()) == text.npos;
+  if (text != "cpu" && text != "cuda" && !numbered) return Bad();
+  config.retrieval_device = text;
+  return OkStatus();
+}
+
 Status SetAccuracyGate(Config& config, const std::string& text) {
   if (text != "enforce" && text != "ignore") return Bad();
   config.accuracy_gate = text;
@@ -181,6 +191,12 @@ constexpr ConfigOption kOptions[] = {
     {"gpu-layers", "0", "a number from 0 to 1000",
      "Layers computed on a GPU, in a build with CUDA.", false,
      SetInteger<&Config::gpu_layers, 0, 1000>, Get<&Config::gpu_layers>},
+    {"retrieval-device", "cpu", "cpu, cuda or cuda:N",
+     "Where facts' vectors lie and are searched: memory, or a GPU in a build with CUDA.", false,
+     SetRetrievalDevice, Get<&Config::retrieval_device>},
+    {"retrieval-bytes", "1G", "a size such as 500M or 4G",
+     "Memory there that vectors may take; owners searched longest ago give way.", false,
+     SetBytes<&Config::retrieval_bytes>, Get<&Config::retrieval_bytes>},
     {"kv-host-bytes", "1G", "a size such as 500M or 4G", "Memory that stored KV may take.", false,
      SetBytes<&Config::kv_host_bytes>, Get<&Config::kv_host_bytes>},
     {"kv-file-bytes", "16G", "a size such as 500M or 4G", "Disk space that stored KV may take.",

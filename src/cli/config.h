@@ -34,6 +34,8 @@ struct Config {
   std::int32_t parallel_sequences = 0;
   std::int32_t threads = 0;  ///< 0: physical cores
   std::int32_t gpu_layers = 0;
+  std::string retrieval_device;  ///< "cpu", "cuda" or "cuda:N"
+  std::int64_t retrieval_bytes = 0;
   std::int64_t kv_host_bytes = 0, kv_file_bytes = 0;
   std::string log_level;
   std::string user;

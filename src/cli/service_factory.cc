@@ -12,6 +12,7 @@
 #include "engine/llama/llama_engine.h"
 #include "inferscale/kv_store.h"
 #include "llama/llama_runtime.h"
+#include "retrieval/vector_memory.h"
 
 namespace inferscale {
 namespace {
@@ -199,6 +200,8 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
   if (with_engine) {
     INFERSCALE_RETURN_IF_ERROR(CheckModelFile(config.model, "the chat model", "--model"));
   }
+  INFERSCALE_ASSIGN_OR_RETURN(options.vectors, MakeVectorMemory(config.retrieval_device));
+  options.vector_bytes = static_cast<std::size_t>(config.retrieval_bytes);
   INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<Embedder> embedder,
                               OpenEmbedder(config, catalog.get()));
   INFERSCALE_RETURN_IF_ERROR(RememberIfChanged(*catalog, meta_names::kEmbedderId, embedder->id()));

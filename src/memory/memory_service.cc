@@ -61,8 +61,11 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
   impl->engine = std::move(engine);
   impl->extractor = std::move(extractor);
   impl->options = std::move(options);
-  impl->retriever = std::make_unique<Retriever>(*impl->catalog, *impl->embedder,
-                                                RetrieverOptions{.clock = impl->options.clock});
+  impl->retriever =
+      std::make_unique<Retriever>(*impl->catalog, *impl->embedder,
+                                  RetrieverOptions{.budget_bytes = impl->options.vector_bytes,
+                                                   .vectors = impl->options.vectors,
+                                                   .clock = impl->options.clock});
   if (impl->engine != nullptr) {
     impl->encoder =
         std::make_unique<FactEncoder>(*impl->engine, *impl->catalog, recipe, impl->options.codec);

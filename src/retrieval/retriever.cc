@@ -17,6 +17,7 @@
 #include "base/utf8.h"
 #include "retrieval/fusion.h"
 #include "retrieval/scope_index.h"
+#include "retrieval/vector_memory.h"
 
 namespace inferscale {
 namespace {
@@ -69,6 +70,7 @@ struct Retriever::Impl {
   Impl(Catalog& catalog_in, Embedder& embedder_in, RetrieverOptions options_in)
       : catalog(catalog_in), embedder(embedder_in), options(std::move(options_in)) {
     if (!options.clock) options.clock = SystemClock();
+    if (options.vectors == nullptr) options.vectors = MakeHostVectorMemory();
   }
 
   Result<std::vector<Candidate>> KeywordHits(const SearchRequest& request,
@@ -107,7 +109,9 @@ struct Retriever::Impl {
 std::shared_ptr<ScopeIndex> Retriever::Impl::Use(ScopeId scope) {
   std::lock_guard lock(mutex);
   Entry& entry = entries[scope];
-  if (!entry.index) entry.index = std::make_shared<ScopeIndex>(scope, embedder.dimensions());
+  if (!entry.index) {
+    entry.index = std::make_shared<ScopeIndex>(scope, embedder.dimensions(), options.vectors);
+  }
   entry.last_use = ++uses;
   return entry.index;
 }
@@ -165,22 +169,36 @@ Status Retriever::Impl::CollectFromScope(const SearchRequest& request, ScopeId s
   const Bitmap& allowed = restricted ? filtered : index->served();
 
   const bool by_meaning = !IsZero(query);
-  std::vector<ScopeIndex::Match> nearest;
-  if (by_meaning) nearest = index->TopK(query, allowed, CandidatePool(request.top_k));
+  std::vector<VectorMatch> nearest;
+  if (by_meaning) {
+    INFERSCALE_ASSIGN_OR_RETURN(nearest, index->TopK(query, allowed, CandidatePool(request.top_k)));
+  }
   INFERSCALE_RETURN_IF_ERROR(Await(keyword_search, hits));
 
+  std::vector<std::uint32_t> positions;
   std::erase_if(hits, [&](Candidate& hit) {
     const std::optional<std::uint32_t> position = index->Find(hit.fact_id);
     if (!position) return false;
     if (!allowed.Test(*position)) return true;
     hit.row = index->row(*position);
-    if (by_meaning) hit.semantic = index->Score(query, *position);
     hit.embedded = true;
+    positions.push_back(*position);
     return false;
   });
+  if (by_meaning) {
+    INFERSCALE_ASSIGN_OR_RETURN(const std::vector<float> scores, index->Scores(query, positions));
+    std::unordered_map<std::string_view, float> by_id;
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      by_id[index->fact_id(positions[i])] = scores[i];
+    }
+    for (Candidate& hit : hits) {
+      const auto score = by_id.find(hit.fact_id);
+      if (score != by_id.end()) hit.semantic = score->second;
+    }
+  }
   std::unordered_set<std::string_view> hit_ids;
   for (const Candidate& hit : hits) hit_ids.insert(hit.fact_id);
-  for (const ScopeIndex::Match& match : nearest) {
+  for (const VectorMatch& match : nearest) {
     if (match.score < request.threshold) break;
     if (hit_ids.contains(index->fact_id(match.position))) continue;
     Candidate candidate;

@@ -4,8 +4,6 @@
 #include <mutex>
 #include <string>
 
-#include "kernels/kernels.h"
-
 namespace inferscale {
 
 Status ScopeIndex::Refresh(Catalog& catalog, const std::string& embedder_id, const ScopeInfo& info,
@@ -58,7 +56,6 @@ Status ScopeIndex::Load(Catalog& catalog, const std::string& embedder_id, const 
   Clear();
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<EmbeddingRow> rows,
                               catalog.LoadEmbeddings(scope_, embedder_id, -1));
-  vectors_.reserve(rows.size() * static_cast<std::size_t>(dimensions_));
   row_ids_.reserve(rows.size());
   positions_.reserve(rows.size());
   INFERSCALE_RETURN_IF_ERROR(Append(rows));
@@ -69,8 +66,9 @@ Status ScopeIndex::Load(Catalog& catalog, const std::string& embedder_id, const 
 }
 
 Status ScopeIndex::Append(std::span<const EmbeddingRow> rows) {
+  std::int64_t last = row_ids_.empty() ? -1 : row_ids_.back();
   for (const EmbeddingRow& row : rows) {
-    if (!row_ids_.empty() && row.row <= row_ids_.back()) {
+    if (row.row <= last) {
       return Internal("the catalog gave the vectors of scope " + std::to_string(scope_) +
                       " out of order");
     }
@@ -79,7 +77,14 @@ Status ScopeIndex::Append(std::span<const EmbeddingRow> rows) {
                       std::to_string(row.vector.size()) + " dimensions instead of " +
                       std::to_string(dimensions_) + "; export the memories and import them again");
     }
-    vectors_.insert(vectors_.end(), row.vector.begin(), row.vector.end());
+    last = row.row;
+  }
+  if (rows.empty()) return OkStatus();
+  if (vectors_ == nullptr) {
+    INFERSCALE_ASSIGN_OR_RETURN(vectors_, memory_->MakeRows(dimensions_));
+  }
+  INFERSCALE_RETURN_IF_ERROR(vectors_->Append(rows));
+  for (const EmbeddingRow& row : rows) {
     row_ids_.push_back(row.row);
     fact_ids_.push_back(row.fact_id);
     // A fact that was embedded again has a newer row; its old one is no longer among the served.
@@ -93,13 +98,13 @@ void ScopeIndex::Clear() {
   positions_.clear();
   fact_ids_.clear();
   row_ids_.clear();
-  vectors_.clear();
+  vectors_.reset();
   served_ = Bitmap();
   today_.clear();
 }
 
 void ScopeIndex::MeasureMemory() {
-  std::size_t bytes = vectors_.capacity() * sizeof(std::uint16_t) +
+  std::size_t bytes = (vectors_ == nullptr ? 0 : vectors_->MemorySizeBytes()) +
                       row_ids_.capacity() * sizeof(std::int64_t) + served_.MemorySizeBytes();
   // A node of the map: key, position, hash and link, and its share of the buckets.
   constexpr std::size_t kNodeBytes = sizeof(std::string_view) + 4 * sizeof(void*);
@@ -125,33 +130,17 @@ Bitmap ScopeIndex::ToBitmap(std::span<const std::int64_t> rows) const {
   return bitmap;
 }
 
-std::vector<ScopeIndex::Match> ScopeIndex::TopK(std::span<const float> query, const Bitmap& allowed,
-                                                std::int32_t k) const {
-  if (row_ids_.empty() || k <= 0) return {};
-  const auto count = static_cast<std::int32_t>(
-      std::min<std::size_t>(row_ids_.size(), static_cast<std::size_t>(k)));
-  std::vector<std::int64_t> rows(static_cast<std::size_t>(count));
-  std::vector<float> scores(static_cast<std::size_t>(count));
+Result<std::vector<VectorMatch>> ScopeIndex::TopK(std::span<const float> query,
+                                                  const Bitmap& allowed, std::int32_t k) const {
+  if (vectors_ == nullptr || k <= 0) return std::vector<VectorMatch>();
   const bool unrestricted = all_served_ && &allowed == &served_;
-  const std::int32_t found = kernels::TopK(
-      vectors_.data(), static_cast<std::int64_t>(row_ids_.size()), dimensions_, query.data(),
-      unrestricted ? nullptr : allowed.words(), count, rows.data(), scores.data());
-  std::vector<Match> matches;
-  for (std::int32_t i = 0; i < found; ++i) {
-    matches.push_back({static_cast<std::uint32_t>(rows[static_cast<std::size_t>(i)]),
-                       scores[static_cast<std::size_t>(i)]});
-  }
-  return matches;
+  return vectors_->TopK(query, unrestricted ? nullptr : allowed.words(), k);
 }
 
-float ScopeIndex::Score(std::span<const float> query, std::uint32_t position) const {
-  // One row through the same kernel, so that a fact has one score whichever way it was found.
-  std::int64_t row = 0;
-  float score = 0;
-  const std::size_t offset =
-      static_cast<std::size_t>(position) * static_cast<std::size_t>(dimensions_);
-  kernels::TopK(vectors_.data() + offset, 1, dimensions_, query.data(), nullptr, 1, &row, &score);
-  return score;
+Result<std::vector<float>> ScopeIndex::Scores(std::span<const float> query,
+                                              std::span<const std::uint32_t> positions) const {
+  if (vectors_ == nullptr) return std::vector<float>();
+  return vectors_->Scores(query, positions);
 }
 
 }  // namespace inferscale

@@ -5,17 +5,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "base/huge_pages.h"
 #include "inferscale/catalog.h"
 #include "inferscale/result.h"
+#include "retrieval/vector_memory.h"
 
 namespace inferscale {
 
@@ -42,12 +44,8 @@ class Bitmap {
 /// Searches hold `mutex()` shared while they use positions; Refresh() takes it for itself.
 class ScopeIndex {
  public:
-  struct Match {
-    std::uint32_t position = 0;
-    float score = 0;
-  };
-
-  ScopeIndex(ScopeId scope, std::int32_t dimensions) : scope_(scope), dimensions_(dimensions) {}
+  ScopeIndex(ScopeId scope, std::int32_t dimensions, std::shared_ptr<VectorMemory> memory)
+      : scope_(scope), dimensions_(dimensions), memory_(std::move(memory)) {}
 
   /// Catches up with the catalog where it is behind `info` or `today` ("YYYY-MM-DD").
   Status Refresh(Catalog& catalog, const std::string& embedder_id, const ScopeInfo& info,
@@ -64,9 +62,10 @@ class ScopeIndex {
   Bitmap ToBitmap(std::span<const std::int64_t> rows) const;
 
   /// The `k` best of `allowed` by inner product, best first.
-  std::vector<Match> TopK(std::span<const float> query, const Bitmap& allowed,
-                          std::int32_t k) const;
-  float Score(std::span<const float> query, std::uint32_t position) const;
+  Result<std::vector<VectorMatch>> TopK(std::span<const float> query, const Bitmap& allowed,
+                                        std::int32_t k) const;
+  Result<std::vector<float>> Scores(std::span<const float> query,
+                                    std::span<const std::uint32_t> positions) const;
 
   /// Callable without the mutex.
   std::size_t MemorySizeBytes() const { return memory_bytes_.load(std::memory_order_relaxed); }
@@ -79,15 +78,16 @@ class ScopeIndex {
 
   const ScopeId scope_;
   const std::int32_t dimensions_;
+  const std::shared_ptr<VectorMemory> memory_;
   mutable std::shared_mutex mutex_;
 
   bool loaded_ = false;
   std::uint64_t epoch_ = 0;
   std::uint64_t revision_ = 0;
   std::string today_;
-  HugePageVector<std::uint16_t> vectors_;  ///< [size][dimensions] f16
-  std::vector<std::int64_t> row_ids_;      ///< [size] ascending
-  std::deque<std::string> fact_ids_;       ///< [size]; a deque, so that the views below stay valid
+  std::unique_ptr<VectorRows> vectors_;  ///< [size]; null while empty
+  std::vector<std::int64_t> row_ids_;    ///< [size] ascending
+  std::deque<std::string> fact_ids_;     ///< [size]; a deque, so that the views below stay valid
   std::unordered_map<std::string_view, std::uint32_t> positions_;
   Bitmap served_;
   bool all_served_ = true;
