@@ -16,8 +16,7 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
-# The CUDA kernels give the CPU kernels' bits: no multiply-add is fused.
 add_library(inferscale_cuda_options INTERFACE)
-target_compile_options(inferscale_cuda_options
-                       INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>
-                                 $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)
+target_compile_options(
+  inferscale_cuda_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>
+                                    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>)

@@ -106,9 +106,16 @@ struct FactDescriptor {
   std::int32_t slot = 0;      ///< logical slot of token `first`
 };
 
-/// Outcome of a kernel: kOk, or which argument is out of range. Nothing has been written on an
-/// error.
-enum class KernelStatus { kOk = 0, kBadView, kBadRope, kBadLayout, kBadDescriptor };
+/// Outcome of a kernel: kOk, or which argument is out of range; nothing has been written then.
+/// kDeviceFailed: the GPU refused the work, or earlier work has failed.
+enum class KernelStatus {
+  kOk = 0,
+  kBadView,
+  kBadRope,
+  kBadLayout,
+  kBadDescriptor,
+  kDeviceFailed
+};
 
 /// Decodes each descriptor's tokens, rotates the keys to `position + i`, and writes keys and values
 /// of all layers and heads into the cache.

@@ -54,6 +54,11 @@ KernelStatus OwnedSetup::Check(const FactDescriptor* facts, std::int32_t fact_co
       table_blocks > max_table_blocks_ || (block_table == nullptr) != (table_blocks == 0)) {
     return KernelStatus::kBadDescriptor;
   }
+  for (std::int32_t i = 0; i < fact_count; ++i) {
+    if (reinterpret_cast<std::uintptr_t>(facts[i].payload) % kSegmentAlignment != 0) {
+      return KernelStatus::kBadDescriptor;
+    }
+  }
   if (block_table != nullptr) {
     // Before the other checks, which read the table at these slots.
     const std::int64_t covered = table_blocks * layout_.block_slots;
