@@ -253,6 +253,10 @@ void ConnectorScheduler::Drop(std::span<const KvKey> keys) {
 
 std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys) {
   for (const KvKey& key : keys) directory_.Erase(key);
+  // A plan's erasures come before its captures.
+  std::erase_if(plan_.captures, [&](const CaptureItem& item) {
+    return std::find(keys.begin(), keys.end(), item.key) != keys.end();
+  });
   // Also what the directory does not know: a rank may hold a file of it.
   Drop(keys);
   return plan_.sequence;
@@ -260,6 +264,8 @@ std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys) {
 
 std::uint64_t ConnectorScheduler::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
   directory_.EraseScope(scope_tag, epoch);
+  std::erase_if(plan_.captures,
+                [&](const CaptureItem& item) { return item.scope_tag == scope_tag; });
   plan_.erase_scopes.push_back({scope_tag, epoch});
   return plan_.sequence;
 }

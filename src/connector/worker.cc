@@ -1,6 +1,8 @@
 #include "connector/worker.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <utility>
 
 #include "kernels/cpu/convert.h"
@@ -17,6 +19,17 @@ Status KernelError(kernels::KernelStatus status, std::string_view what) {
   if (status == kernels::KernelStatus::kOk) return OkStatus();
   return Internal(std::string(what) + ": the kernel refused its arguments (" +
                   std::to_string(static_cast<int>(status)) + ")");
+}
+
+// Unit roundoff of the cache that the keys come from, seen in the bits that they never use.
+double CacheRounding(std::span<const RopeProbe> probes) {
+  std::uint32_t used = 0;
+  for (const RopeProbe& probe : probes) {
+    for (const float key : probe.keys) used |= std::bit_cast<std::uint32_t>(key);
+  }
+  if ((used & 0xffffu) == 0) return std::ldexp(1.0, -9);   // bf16
+  if ((used & 0x1fffu) == 0) return std::ldexp(1.0, -11);  // f16
+  return std::ldexp(1.0, -24);
 }
 
 }  // namespace
@@ -48,6 +61,7 @@ Status ConnectorWorker::OpenStore() {
 }
 
 Status ConnectorWorker::Clear() {
+  if (device_ != nullptr) device_->Clear();
   if (!options_.folder.empty()) {
     INFERSCALE_ASSIGN_OR_RETURN(const auto folder, BlockFolder::Open(options_.folder));
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<BlockFolder::Listed> files, folder->List());
@@ -55,7 +69,8 @@ Status ConnectorWorker::Clear() {
     for (const BlockFolder::Listed& file : files) keys.push_back(file.id.key);
     INFERSCALE_RETURN_IF_ERROR(store_->Erase(keys));
   }
-  return OpenStore();  // and nothing in memory
+  INFERSCALE_RETURN_IF_ERROR(OpenStore());  // and nothing in memory
+  return device_ != nullptr ? device_->SetStore(*store_) : OkStatus();
 }
 
 Status ConnectorWorker::ListHeld() {
@@ -80,8 +95,14 @@ Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
   plan_ = {};
   INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
   if (plan_.clear) INFERSCALE_RETURN_IF_ERROR(Clear());
-  INFERSCALE_RETURN_IF_ERROR(store_->Erase(plan_.drop));
+  if (!plan_.drop.empty()) {
+    if (device_ != nullptr) device_->Erase(plan_.drop);
+    INFERSCALE_RETURN_IF_ERROR(store_->Erase(plan_.drop));
+  }
   for (const ScopeErasure& erasure : plan_.erase_scopes) {
+    std::uint64_t& fence = fences_[erasure.scope_tag];
+    fence = std::max(fence, erasure.epoch);
+    if (device_ != nullptr) device_->EraseScope(erasure.scope_tag);
     INFERSCALE_RETURN_IF_ERROR(store_->EraseScope(erasure.scope_tag, erasure.epoch));
   }
   report_.sequence = plan_.sequence;
@@ -266,7 +287,7 @@ Status ConnectorWorker::Capture(const Staging& staging) {
   return status;
 }
 
-Status ConnectorWorker::StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload) {
+KvBlockInfo ConnectorWorker::InfoOf(const CaptureItem& item) const {
   KvBlockInfo info;
   info.key = item.key;
   info.fingerprint = options_.fingerprint;
@@ -276,7 +297,11 @@ Status ConnectorWorker::StoreCaptured(const CaptureItem& item, std::vector<std::
   info.codec = options_.codec;
   info.tokens = item.tokens;
   info.saw = item.saw;
-  INFERSCALE_ASSIGN_OR_RETURN(auto block, KvBlock::Create(std::move(info), std::move(payload)));
+  return info;
+}
+
+Status ConnectorWorker::StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload) {
+  INFERSCALE_ASSIGN_OR_RETURN(auto block, KvBlock::Create(InfoOf(item), std::move(payload)));
   return store_->Put(std::move(block));
 }
 
@@ -319,29 +344,60 @@ Status ConnectorWorker::Probe(const Staging& staging) {
                                 probes[i].keys.data() + static_cast<std::size_t>(layer) * row, row);
     }
   }
-  const auto measured = std::find_if(probes.begin() + 1, probes.end(), [&](const RopeProbe& probe) {
+  const auto relocated = std::find_if(probes.begin() + 1, probes.end(), [](const auto& probe) {
     return probe.position < (&probe - 1)->position;
   });
-  const std::span known(probes.begin(), measured);
-  auto spec = MeasureRope(known, geometry.layers, geometry.kv_heads, geometry.key_dim);
+  const auto spec = Rotation(probes, static_cast<std::size_t>(relocated - probes.begin()));
   if (!spec.ok()) {
     Refuse(spec.status().message());
     return spec.status();
   }
-  for (auto probe = measured; probe != probes.end(); ++probe) {
-    const double error =
-        RelocationError(*spec, probes[1].keys, probes[1].position, probe->keys, probe->position,
-                        geometry.layers, geometry.kv_heads, geometry.key_dim);
-    if (error > kMostRelocationError) {
-      Refuse("keys moved from position 1 to " + std::to_string(probe->position) + " differ by " +
-             std::to_string(error) + " from the model's own");
-      return Unsupported(report_.refusal);
-    }
-  }
   INFERSCALE_ASSIGN_OR_RETURN(rope_, RopeTables::Create(*spec, options_.max_position));
+  if (device_ != nullptr) INFERSCALE_RETURN_IF_ERROR(device_->SetRope(*rope_));
   report_.rotation_measured = true;
   news_ = true;
   return OkStatus();
+}
+
+// Probes [0, measured) ascend; those behind them check what they have given.
+Result<RopeSpec> ConnectorWorker::Rotation(std::span<const RopeProbe> probes,
+                                           std::size_t measured) const {
+  const KvGeometry& geometry = options_.geometry;
+  const auto relocation_error = [&](const RopeSpec& spec, const RopeProbe& from,
+                                    const RopeProbe& to) {
+    return RelocationError(spec, from.keys, from.position, to.keys, to.position, geometry.layers,
+                           geometry.kv_heads, geometry.key_dim);
+  };
+  if (expected_ != nullptr) {
+    const bool agrees = std::all_of(probes.begin() + 1, probes.end(), [&](const RopeProbe& probe) {
+      return relocation_error(*expected_, probes[0], probe) <= kMostRelocationError;
+    });
+    if (agrees) return *expected_;
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(RopeSpec spec, MeasureRope(probes.first(measured), geometry.layers,
+                                                         geometry.kv_heads, geometry.key_dim));
+  for (const RopeProbe& probe : probes.subspan(measured)) {
+    const double error = relocation_error(spec, probes[1], probe);
+    if (error > kMostRelocationError) {
+      return Unsupported("keys moved from position 1 to " + std::to_string(probe.position) +
+                         " differ by " + std::to_string(error) + " from the model's own");
+    }
+  }
+  const std::int64_t positions =
+      MeasuredPositions(CacheRounding(probes), std::int64_t{geometry.layers} * geometry.kv_heads,
+                        probes[measured - 1].position);
+  if (positions < options_.max_position) {
+    return Unsupported("the rotation was measured on a coarse cache, exact enough up to position " +
+                       std::to_string(positions) + " of " + std::to_string(options_.max_position) +
+                       "; set --max-model-len to that or less");
+  }
+  return spec;
+}
+
+std::int64_t MeasuredPositions(double rounding, std::int64_t pairs, std::int32_t farthest) {
+  constexpr double kFineEnough = 1e-4;
+  return static_cast<std::int64_t>(farthest * std::sqrt(static_cast<double>(pairs)) *
+                                   std::max(1.0, kFineEnough / rounding));
 }
 
 void ConnectorWorker::Refuse(std::string reason) {
@@ -351,6 +407,12 @@ void ConnectorWorker::Refuse(std::string reason) {
 }
 
 std::vector<std::uint8_t> ConnectorWorker::TakeReport() {
+  if (device_ != nullptr) {
+    for (const KvKey& key : device_->TakeLost()) {
+      report_.lost.push_back({key, 0});
+      news_ = true;
+    }
+  }
   if (!news_) return {};
   news_ = false;
   std::vector<std::uint8_t> bytes = SerializeWorkerReport(report_);

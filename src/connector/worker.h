@@ -5,7 +5,8 @@
 /// ConnectorWorker: one rank's side of the vLLM connector. It keeps the rank's shard of every KV
 /// block, and moves KV between blocks and a staging area: keys and values of a step's tokens, laid
 /// out [layers][tokens][heads][dim], which the caller copies to or from the engine's cache. It
-/// obeys the scheduler's plans and reports. Guarantees: a range whose block is missing is reported
+/// obeys the scheduler's plans and reports. With a device attached it works on the engine's cache
+/// itself, without staging. Guarantees: a range whose block is missing is reported
 /// as failed and never written in part; no key is moved before the model's rotation is known. Not
 /// thread-safe: the worker's own thread calls it.
 
@@ -13,8 +14,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
+#include "connector/device_path.h"
 #include "connector/step.h"
 #include "inferscale/kv_block.h"
 #include "inferscale/kv_store.h"
@@ -49,6 +52,14 @@ class ConnectorWorker {
  public:
   static Result<std::unique_ptr<ConnectorWorker>> Create(ConnectorWorkerOptions options);
 
+  /// From now on LoadOnDevice and CaptureOnDevice are used instead of the staging area. Allocates
+  /// the arena of `arena_bytes`. \return kResourceExhausted if the device has too little left.
+  Status AttachDevice(std::unique_ptr<kernels::Device> device, DeviceCache cache,
+                      std::int64_t arena_bytes);
+  /// What the engine says of its rotation: a probe checks it then, and measures only if it is
+  /// wrong. A measurement on a 16-bit cache serves no long contexts (see MeasuredPositions).
+  Status ExpectRotation(RopeSpec spec);
+
   /// Takes a plan: erasures and evictions are carried out at once. \return kDataLoss for a bad one.
   Status Begin(std::span<const std::uint8_t> plan);
 
@@ -64,6 +75,16 @@ class ConnectorWorker {
   std::vector<std::int64_t> CaptureSlots() const;
   /// Un-rotates, encodes and stores the tokens of CaptureSlots().
   Status Capture(const Staging& staging);
+
+  /// Writes the plan's loads into the engine's cache on `stream`: one launch, unless they are more
+  /// than the arena or a launch holds. An error says that nothing may count as written.
+  Status LoadOnDevice(std::uintptr_t stream);
+  /// Captures the plan's runs on `stream`. They can be loaded from then on; host memory and files
+  /// get them from another thread.
+  Status CaptureOnDevice(std::uintptr_t stream);
+  /// Waits until that thread has nothing left to do.
+  void Flush();
+  DeviceTierStats DeviceStats() const;
 
   /// Engine slots of the probe's tokens at the positions that a measurement needs; empty: no probe.
   std::vector<std::int64_t> ProbeSlots();
@@ -91,16 +112,21 @@ class ConnectorWorker {
   Status ListHeld();
   kernels::CodecView View() const;
   kernels::RopeTable Rope() const;
+  Result<RopeSpec> Rotation(std::span<const RopeProbe> probes, std::size_t measured) const;
   Status LayoutOf(const Staging& staging, std::int64_t tokens, kernels::PagedLayout& layout,
                   std::vector<void*>& bases) const;
   std::int64_t SlotOf(std::span<const std::int32_t> block_table, std::int64_t position) const;
   bool TableCovers(std::span<const std::int32_t> block_table, std::int64_t begin,
                    std::int64_t end) const;
   void FailRange(std::span<const std::int32_t> block_table, std::int64_t begin, std::int64_t end);
+  KvBlockInfo InfoOf(const CaptureItem& item) const;
   Status StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload);
 
   const ConnectorWorkerOptions options_;
   std::unique_ptr<KvStore> store_;
+  std::unique_ptr<DevicePath> device_;
+  std::unordered_map<std::uint64_t, std::uint64_t> fences_;  ///< scope -> least epoch
+  std::unique_ptr<const RopeSpec> expected_;
   std::shared_ptr<const RopeTables> rope_;
   StepPlan plan_;
   std::vector<PlacedPiece> placed_;  ///< pieces to load, in staging order
@@ -109,6 +135,14 @@ class ConnectorWorker {
   WorkerReport report_;
   bool news_ = false;
 };
+
+/// Positions up to which a rotation measured up to position `farthest` is as exact as a cache of
+/// `rounding` (its unit roundoff) can hold. A frequency is fitted over `pairs` = layers · heads
+/// keys, each rounded on its own, so it is off by about rounding / (farthest · √pairs) radians a
+/// position; at position p the angle is off by p times that, which stays below the rounding itself,
+/// or below 1e-4 where the cache is finer, up to p = farthest · √pairs · max(1, 1e-4 / rounding).
+/// With bf16 and 32 layers of 8 heads: 16,384 from a probe of 1,024.
+std::int64_t MeasuredPositions(double rounding, std::int64_t pairs, std::int32_t farthest);
 
 }  // namespace inferscale
 

@@ -1,0 +1,279 @@
+#include "connector/device_path.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace inferscale {
+namespace {
+
+// What one launch takes; a step with more is several launches.
+constexpr std::int32_t kMaxFacts = 16384;
+constexpr std::int32_t kLeastTableBlocks = 1 << 16;
+
+std::int32_t MaxTableBlocks(const DevicePathOptions& options) {
+  return std::max(kLeastTableBlocks, options.max_position / options.block_slots + 2);
+}
+
+}  // namespace
+
+void DevicePath::Batch::Clear() {
+  facts.clear();
+  table.clear();
+  pins.clear();
+  last_table = nullptr;
+}
+
+Result<std::unique_ptr<DevicePath>> DevicePath::Create(std::unique_ptr<kernels::Device> device,
+                                                       DevicePathOptions options, KvStore& store) {
+  const auto layers = static_cast<std::size_t>(options.view.layers);
+  if (device == nullptr) return InvalidArgument("no device was given");
+  if (options.cache.key_base.size() != layers || options.cache.value_base.size() != layers) {
+    return InvalidArgument("the cache has " + std::to_string(options.cache.key_base.size()) +
+                           " layers, the model " + std::to_string(layers));
+  }
+  std::unique_ptr<DevicePath> path(new DevicePath(std::move(device), std::move(options), store));
+  INFERSCALE_ASSIGN_OR_RETURN(path->tier_,
+                              DeviceTier::Create(*path->device_, path->options_.arena_bytes));
+  INFERSCALE_RETURN_IF_ERROR(path->SetStore(store));
+  return path;
+}
+
+DevicePath::~DevicePath() {
+  writer_ = nullptr;  // finishes first: it reads the arena
+  under_way_.clear();
+  batch_.Clear();
+}
+
+Status DevicePath::SetStore(KvStore& store) {
+  writer_ = nullptr;
+  store_ = &store;
+  INFERSCALE_ASSIGN_OR_RETURN(writer_, WriteBehind::Create(*device_, store));
+  return OkStatus();
+}
+
+Status DevicePath::SetRope(const RopeTables& rope) {
+  const RopeSpec& spec = rope.spec();
+  kernels::TransferSetup setup;
+  setup.view = options_.view;
+  setup.rope = {rope.cos_sin().data(),
+                spec.layer_group.data(),
+                static_cast<std::int32_t>(spec.groups.size()),
+                rope.positions(),
+                spec.width,
+                spec.pairing};
+  const DeviceCache& cache = options_.cache;
+  const auto pointers = [](const std::vector<std::uintptr_t>& addresses) {
+    std::vector<void*> out;
+    for (const std::uintptr_t address : addresses) out.push_back(reinterpret_cast<void*>(address));
+    return out;
+  };
+  const std::vector<void*> keys = pointers(cache.key_base), values = pointers(cache.value_base);
+  kernels::PagedLayout& layout = setup.layout;
+  layout.type = cache.type;
+  layout.key_base = keys.data();
+  layout.value_base = values.data();
+  layout.block_slots = options_.block_slots;
+  layout.slots = options_.engine_blocks * options_.block_slots;
+  layout.key_block_stride = cache.key_block_stride;
+  layout.key_slot_stride = cache.key_slot_stride;
+  layout.key_head_stride = cache.key_head_stride;
+  layout.key_dim_stride = cache.key_dim_stride;
+  layout.value_block_stride = cache.value_block_stride;
+  layout.value_slot_stride = cache.value_slot_stride;
+  layout.value_head_stride = cache.value_head_stride;
+  layout.value_dim_stride = cache.value_dim_stride;
+  setup.max_facts = kMaxFacts;
+  setup.max_table_blocks = MaxTableBlocks(options_);
+  INFERSCALE_ASSIGN_OR_RETURN(transfer_, device_->MakeTransfer(setup));
+  return OkStatus();
+}
+
+bool DevicePath::Fits(std::int64_t table_blocks) const {
+  return batch_.facts.size() < static_cast<std::size_t>(kMaxFacts) &&
+         static_cast<std::int64_t>(batch_.table.size()) + table_blocks <= MaxTableBlocks(options_);
+}
+
+std::int32_t DevicePath::Place(std::span<const std::int32_t> table, std::int32_t table_begin,
+                               std::int32_t position, std::int32_t count) {
+  // Consecutive pieces of one request share its blocks in the batch's table.
+  if (batch_.last_table != table.data() || batch_.last_begin != table_begin) {
+    batch_.last_table = table.data();
+    batch_.last_begin = table_begin;
+    batch_.last_start = static_cast<std::int32_t>(batch_.table.size());
+  }
+  const std::int32_t end = position + count - table_begin;
+  const auto blocks =
+      static_cast<std::size_t>((end + options_.block_slots - 1) / options_.block_slots);
+  const std::size_t present = batch_.table.size() - static_cast<std::size_t>(batch_.last_start);
+  if (blocks > present) {
+    batch_.table.insert(batch_.table.end(), table.begin() + static_cast<std::ptrdiff_t>(present),
+                        table.begin() + static_cast<std::ptrdiff_t>(blocks));
+  }
+  return batch_.last_start * options_.block_slots + position - table_begin;
+}
+
+// The arena may be full of what this step uses, or of what is still being written behind: either
+// ends by itself.
+template <typename Attempt>
+Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t stream) {
+  for (;;) {
+    Result<DeviceTier::Pin> pin = attempt();
+    if (pin.ok() || pin.status().code() != StatusCode::kResourceExhausted) return pin;
+    if (!batch_.facts.empty()) {
+      INFERSCALE_RETURN_IF_ERROR(Launch(stream));
+    } else if (writer_->WaitForResult()) {
+      TakeWritten();
+    } else {
+      return pin;
+    }
+  }
+}
+
+Result<DeviceTier::Pin> DevicePath::Promote(const KvKey& key) {
+  INFERSCALE_ASSIGN_OR_RETURN(const KvStore::Pin stored, store_->Acquire(key));
+  const KvBlockInfo& info = stored->info();
+  const kernels::CodecView& view = options_.view;
+  const KvGeometry geometry{view.layers, view.kv_heads, view.key_dim, view.value_dim};
+  if (info.geometry != geometry || info.codec != view.codec) {
+    return NotFound("the KV block is of another shape or codec");
+  }
+  return tier_->Promote(
+      {key, info.scope_tag, stored->tokens(), static_cast<std::int64_t>(stored->payload().size())},
+      stored->payload());
+}
+
+Status DevicePath::AddLoad(const LoadPiece& piece, std::span<const std::int32_t> table,
+                           std::int32_t table_begin, std::uintptr_t stream) {
+  if (transfer_ == nullptr) return FailedPrecondition("the model's rotation is not known yet");
+  capturing_ = false;
+  if (!Fits(static_cast<std::int64_t>(table.size()))) INFERSCALE_RETURN_IF_ERROR(Launch(stream));
+  DeviceTier::Pin pin = tier_->Acquire(piece.key);
+  if (!pin) {
+    INFERSCALE_ASSIGN_OR_RETURN(pin, WithRoom([&] { return Promote(piece.key); }, stream));
+  }
+  if (piece.first < 0 || piece.count < 1 || piece.first > pin.info().tokens - piece.count) {
+    return NotFound("the KV block is shorter than the piece of it that was asked for");
+  }
+  batch_.facts.push_back({pin.payload(), pin.info().tokens, piece.first, piece.count,
+                          piece.position, Place(table, table_begin, piece.position, piece.count)});
+  batch_.pins.push_back(std::move(pin));
+  return OkStatus();
+}
+
+Status DevicePath::AddCapture(const CaptureItem& item, const KvBlockInfo& info,
+                              std::uintptr_t stream) {
+  if (transfer_ == nullptr) return FailedPrecondition("the model's rotation is not known yet");
+  capturing_ = true;
+  const auto tokens = static_cast<std::int32_t>(item.tokens.size());
+  // Of the table, what the run stands in.
+  const std::int32_t first_block = item.position / options_.block_slots;
+  const auto table = std::span(item.block_table).subspan(static_cast<std::size_t>(first_block));
+  if (!Fits(tokens / options_.block_slots + 2)) INFERSCALE_RETURN_IF_ERROR(Launch(stream));
+  const auto bytes = static_cast<std::int64_t>(kernels::PayloadBytes(options_.view, tokens));
+  INFERSCALE_ASSIGN_OR_RETURN(
+      DeviceTier::Pin pin, WithRoom(
+                               [&] {
+                                 return tier_->Reserve({item.key, item.scope_tag, tokens, bytes});
+                               },
+                               stream));
+  batch_.facts.push_back({pin.payload(), tokens, 0, tokens, item.position,
+                          Place(table, first_block * options_.block_slots, item.position, tokens)});
+  batch_.pins.push_back(std::move(pin));
+  captured_.push_back(info);
+  return OkStatus();
+}
+
+void DevicePath::Discard() {
+  if (capturing_) {
+    for (const DeviceTier::Pin& pin : batch_.pins) tier_->Erase(pin.info().key);
+  }
+  captured_.clear();
+  batch_.Clear();
+}
+
+Status DevicePath::LaunchInject(std::uintptr_t stream) { return Launch(stream); }
+Status DevicePath::LaunchCapture(std::uintptr_t stream) { return Launch(stream); }
+
+bool DevicePath::Holds(const KvKey& key) const {
+  return tier_->Contains(key) || store_->Presence(std::span(&key, 1))[0] != KvTier::kNone;
+}
+
+Status DevicePath::Launch(std::uintptr_t stream) {
+  if (batch_.facts.empty()) return OkStatus();
+  Status status = tier_->BeforeUse(stream);
+  if (status.ok()) {
+    const auto facts = static_cast<std::int32_t>(batch_.facts.size());
+    const auto blocks = static_cast<std::int32_t>(batch_.table.size());
+    const kernels::KernelStatus launched =
+        capturing_
+            ? transfer_->Capture(batch_.facts.data(), facts, batch_.table.data(), blocks, stream)
+            : transfer_->Inject(batch_.facts.data(), facts, batch_.table.data(), blocks, stream);
+    if (launched != kernels::KernelStatus::kOk) {
+      status = Internal("the kernel refused its arguments (" +
+                        std::to_string(static_cast<int>(launched)) + ")");
+    }
+  }
+  if (status.ok()) status = tier_->AfterUse(stream);
+  if (capturing_) {
+    const Result<std::uint64_t> event =
+        status.ok() ? device_->Record(stream) : Result<std::uint64_t>(status);
+    for (std::size_t i = 0; i < captured_.size(); ++i) {
+      DeviceTier::Pin& pin = batch_.pins[i];
+      if (!event.ok()) {
+        status = event.status();
+        tier_->Erase(pin.info().key);
+        continue;
+      }
+      const std::uint64_t id = ++next_job_;
+      writer_->Add({id, pin.payload(), pin.info().bytes, *event, std::move(captured_[i])});
+      under_way_.emplace(id, std::move(pin));
+    }
+    captured_.clear();
+  }
+  batch_.Clear();
+  return status;
+}
+
+void DevicePath::TakeWritten() {
+  for (const WriteBehindResult& result : writer_->TakeFinished()) {
+    const auto found = under_way_.find(result.id);
+    if (found == under_way_.end()) continue;
+    // Otherwise it is served from the arena until it is evicted, and then reported as lost.
+    if (result.status.ok()) found->second.MarkBacked();
+    under_way_.erase(found);
+  }
+}
+
+std::vector<KvKey> DevicePath::TakeLost() {
+  TakeWritten();
+  return tier_->TakeLost();
+}
+
+void DevicePath::Flush() {
+  writer_->Flush();
+  TakeWritten();
+}
+
+void DevicePath::Erase(std::span<const KvKey> keys) {
+  if (keys.empty()) return;
+  writer_->Abandon([&](const KvBlockInfo& info) {
+    return std::find(keys.begin(), keys.end(), info.key) != keys.end();
+  });
+  for (const KvKey& key : keys) tier_->Erase(key);
+  TakeWritten();
+}
+
+void DevicePath::EraseScope(std::uint64_t scope_tag) {
+  writer_->Abandon([&](const KvBlockInfo& info) { return info.scope_tag == scope_tag; });
+  tier_->EraseScope(scope_tag);
+  TakeWritten();
+}
+
+void DevicePath::Clear() {
+  writer_->Abandon([](const KvBlockInfo&) { return true; });
+  TakeWritten();
+  tier_->Clear();
+}
+
+}  // namespace inferscale

@@ -1,0 +1,382 @@
+// The connector's two sides on a device whose streams run as late as they may.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "connector/scheduler.h"
+#include "connector/worker.h"
+#include "kv/block_folder.h"
+#include "support/fake_paged_engine.h"
+#include "support/kv_blocks.h"
+#include "support/lazy_device.h"
+
+namespace inferscale::test {
+namespace {
+
+constexpr std::uintptr_t kStream = 5;
+constexpr std::int64_t kTokenBytes = std::int64_t{2} * kLayers * kHeads * kDim * 4;
+const std::string kSecret = "a secret of enough bytes";
+
+TokenIds Numbers(std::int32_t count, TokenId first) {
+  TokenIds ids(static_cast<std::size_t>(count));
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
+}
+
+/// A request of one step: captured facts one after the other, or injected ones and a tail.
+struct Prompt {
+  TokenIds tokens;
+  std::vector<TransferBlock> blocks;
+
+  Prompt& Fact(std::uint64_t number, std::int32_t length) {
+    const auto begin = static_cast<std::int32_t>(tokens.size());
+    blocks.push_back({TestKey(number), begin, begin + length, {}});
+    return Text(length, static_cast<TokenId>(100 * number));
+  }
+  Prompt& Text(std::int32_t length, TokenId first) {
+    const TokenIds more = Numbers(length, first);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    return *this;
+  }
+};
+
+class ConnectorDeviceTest : public ::testing::Test {
+ protected:
+  void Start(std::int64_t arena_bytes, std::uint64_t seed = 1, bool files = true) {
+    worker_ = nullptr;
+    ConnectorSchedulerOptions options;
+    options.secret.assign(kSecret.begin(), kSecret.end());
+    options.budget_bytes = 1 << 26;
+    options.token_bytes = kTokenBytes;
+    scheduler_ = *ConnectorScheduler::Create(std::move(options));
+    ConnectorWorkerOptions worker;
+    worker.geometry = {kLayers, kHeads, kDim, kDim};
+    worker.codec = KvCodec::kF32;
+    worker.fingerprint = TestFingerprint(1);
+    if (files) worker.folder = folder_.path() / "kv";
+    worker.host_budget_bytes = worker.file_budget_bytes = 1 << 26;
+    worker.block_slots = kBlockSlots;
+    worker.engine_blocks = kBlocks;
+    worker.max_position = 2048;
+    worker_ = *ConnectorWorker::Create(std::move(worker));
+    engine_ = std::make_unique<FakePagedEngine>(0, kHeads);
+    auto device = std::make_unique<LazyDevice>(seed);
+    device_ = device.get();
+    const Status attached = worker_->AttachDevice(std::move(device), engine_->Cache(), arena_bytes);
+    ASSERT_TRUE(attached.ok()) << attached.ToString();
+    Report();
+    scheduler_->StartComplete();
+    Prompt probe;
+    probe.tokens.assign(1100, 5);
+    Run({{TransferOperation::kProbe, probe}});
+    ASSERT_TRUE(scheduler_->rotation_known()) << scheduler_->refusal();
+  }
+
+  struct Request {
+    TransferOperation operation;
+    Prompt prompt;
+    std::uint64_t epoch = 1;
+    // Out:
+    std::string name = {};
+    std::int32_t external = 0;
+    std::vector<std::int32_t> table = {};
+    TransferOutcome outcome = {};
+  };
+
+  void Report() {
+    const auto report = worker_->TakeReport();
+    if (!report.empty()) {
+      ASSERT_TRUE(scheduler_->TakeReport(report).ok());
+    }
+  }
+
+  /// All requests in one step. \return the engine blocks that were not loaded.
+  std::vector<std::int32_t> Run(std::vector<Request> requests) {
+    for (Request& request : requests) {
+      request.name = "r" + std::to_string(++requests_);
+      TransferRequest transfer;
+      transfer.operation = request.operation;
+      transfer.scope_tag = 7;
+      transfer.epoch = request.epoch;
+      transfer.salt = "salt";
+      transfer.expires_ms = 10;
+      transfer.blocks = request.prompt.blocks;
+      transfer.mac = TransferMac(transfer, request.prompt.tokens, AsBytes(kSecret));
+      scheduler_->Add(request.name, SerializeTransferRequest(transfer), request.prompt.tokens,
+                      "salt", 5);
+      request.external = scheduler_->MatchedTokens(request.name, 0);
+      request.table.resize((request.prompt.tokens.size() + kBlockSlots - 1) / kBlockSlots);
+      for (std::int32_t& block : request.table) block = 1 + (next_block_++ * 37) % (kBlocks - 1);
+      scheduler_->Allocated(request.name, request.external, request.table);
+      scheduler_->Scheduled(request.name, static_cast<std::int32_t>(request.prompt.tokens.size()),
+                            request.table, true);
+    }
+    if (before_step_) before_step_();
+    const auto plan = scheduler_->TakePlan();
+    if (!plan.empty()) {
+      EXPECT_TRUE(worker_->Begin(plan).ok());
+      EXPECT_TRUE(worker_->LoadOnDevice(kStream).ok());
+    }
+    for (const Request& request : requests) {
+      device_->Enqueue(kStream, [this, request] {
+        engine_->Compute(request.prompt.tokens, request.table, request.external,
+                         static_cast<std::int32_t>(request.prompt.tokens.size()));
+      });
+    }
+    if (!plan.empty()) {
+      if (requests.front().operation == TransferOperation::kProbe) device_->Finish();
+      engine_->Probe(*worker_);
+      EXPECT_TRUE(worker_->CaptureOnDevice(kStream).ok());
+    }
+    const auto failed = worker_->TakeFailedBlocks();
+    Report();
+    for (Request& request : requests) request.outcome = scheduler_->Finished(request.name);
+    done_ = std::move(requests);
+    return failed;
+  }
+
+  /// Largest difference from a prompt that was computed, in the last step's requests.
+  float Difference() {
+    device_->Finish();
+    float most = 0;
+    for (const Request& request : done_) {
+      most = std::max(most,
+                      engine_->Difference(request.prompt.tokens, request.table, 0,
+                                          static_cast<std::int32_t>(request.prompt.tokens.size())));
+    }
+    return most;
+  }
+
+  std::size_t Files() {
+    const auto folder = BlockFolder::Open(folder_.path() / "kv");
+    return (*folder)->List()->size();
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<ConnectorScheduler> scheduler_;
+  std::unique_ptr<FakePagedEngine> engine_;
+  std::unique_ptr<ConnectorWorker> worker_;
+  LazyDevice* device_ = nullptr;
+  std::vector<Request> done_;
+  std::function<void()> before_step_;
+  int requests_ = 0;
+  std::int32_t next_block_ = 0;
+};
+
+constexpr TransferOperation kCapture = TransferOperation::kCapture;
+constexpr TransferOperation kInject = TransferOperation::kInject;
+
+TEST_F(ConnectorDeviceTest, ACapturedFactIsInjectedInTheNextStepWithOneLaunch) {
+  Start(1 << 20);
+  Run({{kCapture, Prompt().Text(37, 1).Fact(1, 33).Fact(2, 1)},
+       {kCapture, Prompt().Text(20, 7).Fact(3, 16)}});
+  for (const Request& request : done_) {
+    EXPECT_EQ(request.outcome.captured_blocks,
+              static_cast<std::int32_t>(request.prompt.blocks.size()));
+  }
+  const int before = device_->launches();
+  const auto failed = Run({{kInject, Prompt().Fact(3, 16).Fact(1, 33).Text(5, 9)},
+                           {kInject, Prompt().Fact(2, 1).Fact(3, 16).Text(40, 9)},
+                           {kInject, Prompt().Fact(1, 33).Text(1, 9)}});
+  EXPECT_TRUE(failed.empty());
+  EXPECT_EQ(device_->launches() - before, 1);
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 49);
+  EXPECT_EQ(done_[1].outcome.injected_tokens, 17);
+  EXPECT_EQ(done_[2].outcome.injected_tokens, 33);
+  EXPECT_LT(Difference(), 2e-4F);
+  EXPECT_EQ(scheduler_->directory().pins(), 0);
+}
+
+TEST_F(ConnectorDeviceTest, FactsBeyondTheArenaAreWrittenBehindAndPromotedAgain) {
+  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+    for (const bool files : {false, true}) {
+      Start(100 * kTokenBytes, seed, files);  // the facts have 40 * 25 tokens
+      for (std::uint64_t fact = 0; fact < 40; ++fact) {
+        Run({{kCapture, Prompt().Text(11, 1).Fact(seed * 100 + fact, 25)}});
+        EXPECT_EQ(done_[0].outcome.captured_blocks, 1);
+      }
+      for (std::uint64_t fact = 0; fact < 40; fact += 2) {
+        const auto failed =
+            Run({{kInject,
+                  Prompt().Fact(seed * 100 + fact, 25).Fact(seed * 100 + fact + 1, 25).Text(3, 9)},
+                 {kInject, Prompt().Fact(seed * 100 + (fact + 7) % 40, 25).Text(3, 9)}});
+        EXPECT_TRUE(failed.empty());
+        EXPECT_EQ(done_[0].outcome.injected_tokens, 50);
+        EXPECT_LT(Difference(), 2e-4F);
+      }
+      EXPECT_GT(worker_->DeviceStats().promotions, 20);
+      EXPECT_GT(worker_->DeviceStats().evictions, 20);
+      EXPECT_EQ(scheduler_->counters().load_failures, 0);
+    }
+  }
+}
+
+TEST_F(ConnectorDeviceTest, OneStepMayUseMoreThanTheArenaHolds) {
+  Start(60 * kTokenBytes);
+  for (std::uint64_t fact = 0; fact < 12; ++fact) {
+    Run({{kCapture, Prompt().Fact(fact, 20)}, {kCapture, Prompt().Fact(fact + 50, 20)}});
+  }
+  std::vector<Request> requests;
+  for (std::uint64_t fact = 0; fact < 12; ++fact) {
+    requests.push_back({kInject, Prompt().Fact(fact, 20).Fact(fact + 50, 20).Text(3, 9)});
+  }
+  const int before = device_->launches();
+  EXPECT_TRUE(Run(requests).empty());
+  EXPECT_GT(device_->launches() - before, 1);
+  for (const Request& request : done_) EXPECT_EQ(request.outcome.injected_tokens, 40);
+  EXPECT_LT(Difference(), 2e-4F);
+  // More captured in one step than the arena holds: each waits for the ones before it.
+  requests.clear();
+  for (std::uint64_t fact = 200; fact < 212; ++fact) {
+    requests.push_back({kCapture, Prompt().Fact(fact, 20)});
+  }
+  Run(requests);
+  for (const Request& request : done_) EXPECT_EQ(request.outcome.captured_blocks, 1);
+  for (std::uint64_t fact = 200; fact < 212; ++fact) {
+    EXPECT_TRUE(Run({{kInject, Prompt().Fact(fact, 20).Text(2, 9)}}).empty());
+    EXPECT_EQ(done_[0].outcome.injected_tokens, 20);
+    EXPECT_LT(Difference(), 2e-4F);
+  }
+}
+
+TEST_F(ConnectorDeviceTest, AFactThatNeverFitsIsNotStored) {
+  Start(20 * kTokenBytes);
+  Run({{kCapture, Prompt().Fact(1, 19)}});
+  EXPECT_EQ(done_[0].outcome.captured_blocks, 1);
+  before_step_ = [] {};
+  const std::string name = "long";
+  Prompt prompt = Prompt().Fact(2, 30);
+  // CaptureOnDevice tells of it; the engine's pass is not touched.
+  TransferRequest transfer;
+  transfer.operation = kCapture;
+  transfer.scope_tag = 7;
+  transfer.epoch = 1;
+  transfer.salt = "salt";
+  transfer.expires_ms = 10;
+  transfer.blocks = prompt.blocks;
+  transfer.mac = TransferMac(transfer, prompt.tokens, AsBytes(kSecret));
+  scheduler_->Add(name, SerializeTransferRequest(transfer), prompt.tokens, "salt", 5);
+  const std::vector<std::int32_t> table = {3, 4};
+  scheduler_->Allocated(name, 0, table);
+  scheduler_->Scheduled(name, 30, table, true);
+  ASSERT_TRUE(worker_->Begin(scheduler_->TakePlan()).ok());
+  EXPECT_EQ(worker_->CaptureOnDevice(kStream).code(), StatusCode::kResourceExhausted);
+  Report();
+  EXPECT_EQ(scheduler_->Finished(name).captured_blocks, 0);
+  EXPECT_FALSE(scheduler_->Ready(TestKey(2)));
+}
+
+TEST_F(ConnectorDeviceTest, ABlockGoneBetweenLookupAndLoadFailsItsRange) {
+  Start(1 << 20);
+  Run({{kCapture, Prompt().Fact(1, 20).Fact(2, 20).Fact(3, 20)}});
+  before_step_ = [&] {
+    // A rank loses what the directory has promised.
+    StepPlan plan;
+    plan.sequence = 1000;
+    plan.drop = {TestKey(2)};
+    EXPECT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+  };
+  const auto failed = Run({{kInject, Prompt().Fact(1, 20).Fact(2, 20).Fact(3, 20).Text(5, 9)}});
+  EXPECT_EQ(done_[0].external, 60);
+  EXPECT_EQ(failed,
+            (std::vector<std::int32_t>(done_[0].table.begin() + 1, done_[0].table.begin() + 4)));
+  EXPECT_FALSE(scheduler_->Ready(TestKey(2)));
+  EXPECT_TRUE(scheduler_->Ready(TestKey(1)));
+}
+
+TEST_F(ConnectorDeviceTest, ErasedWhileItIsWrittenBehindItStaysErased) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    Start(1 << 20, seed);
+    const std::size_t files = Files();
+    for (std::uint64_t fact = 0; fact < 20; ++fact) {
+      const std::uint64_t number = seed * 1000 + fact;
+      Run({{kCapture, Prompt().Fact(number, 20), fact + 1}});
+      EXPECT_EQ(done_[0].outcome.captured_blocks, 1);
+      if (fact % 2 == 0) {
+        const KvKey key = TestKey(number);
+        scheduler_->Erase(std::span(&key, 1));
+      } else {
+        scheduler_->EraseScope(7, fact + 2);
+      }
+      Run({{kInject, Prompt().Fact(number, 20).Text(3, 9)}});
+      EXPECT_EQ(done_[0].outcome.injected_tokens, 0);
+    }
+    worker_->Flush();
+    EXPECT_EQ(Files(), files);
+  }
+}
+
+TEST_F(ConnectorDeviceTest, WhatIsErasedInTheStepThatCapturesItIsNotKept) {
+  Start(1 << 20);
+  before_step_ = [&] {
+    scheduler_->EraseScope(7, 5);
+    const KvKey key = TestKey(3);
+    scheduler_->Erase(std::span(&key, 1));
+  };
+  Run({{kCapture, Prompt().Fact(1, 20), 4}, {kCapture, Prompt().Fact(2, 20), 5}});
+  EXPECT_EQ(worker_->DeviceStats().blocks, 0);
+  before_step_ = [&] {
+    const KvKey key = TestKey(3);
+    scheduler_->Erase(std::span(&key, 1));
+  };
+  Run({{kCapture, Prompt().Fact(3, 20), 5}, {kCapture, Prompt().Fact(4, 20), 5}});
+  worker_->Flush();
+  EXPECT_EQ(worker_->DeviceStats().blocks, 1);
+  EXPECT_EQ(Files(), 1U);
+}
+
+TEST_F(ConnectorDeviceTest, AClearedStoreHoldsNothing) {
+  Start(1 << 20);
+  Run({{kCapture, Prompt().Fact(1, 20).Fact(2, 20)}});
+  scheduler_->Clear();
+  Run({{kInject, Prompt().Fact(1, 20).Text(3, 9)}});
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 0);
+  worker_->Flush();
+  EXPECT_EQ(Files(), 0U);
+  EXPECT_EQ(worker_->DeviceStats().blocks, 0);
+  Run({{kCapture, Prompt().Fact(1, 20)}});
+  EXPECT_TRUE(Run({{kInject, Prompt().Fact(1, 20).Text(3, 9)}}).empty());
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 20);
+  EXPECT_LT(Difference(), 2e-4F);
+}
+
+TEST_F(ConnectorDeviceTest, FilesServeAfterARestart) {
+  Start(1 << 20);
+  Run({{kCapture, Prompt().Fact(1, 20).Fact(2, 17)}});
+  worker_->Flush();
+  Start(1 << 20, 2);
+  EXPECT_TRUE(Run({{kInject, Prompt().Fact(2, 17).Fact(1, 20).Text(3, 9)}}).empty());
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 37);
+  EXPECT_EQ(worker_->DeviceStats().promotions, 2);
+  EXPECT_LT(Difference(), 2e-4F);
+}
+
+TEST_F(ConnectorDeviceTest, WhatNoOtherTierTookIsReportedWhenItIsEvicted) {
+  Start(50 * kTokenBytes);
+  // No file can be written from now on, and host memory takes what it can: make that nothing.
+  std::filesystem::remove_all(folder_.path() / "kv");
+  for (std::uint64_t fact = 0; fact < 6; ++fact) Run({{kCapture, Prompt().Fact(fact, 20)}});
+  worker_->Flush();
+  for (std::uint64_t fact = 0; fact < 6; ++fact) {
+    // Either it is served right, or it is not promised: never a wrong or a missing load.
+    Run({{kInject, Prompt().Fact(fact, 20).Text(3, 9)}});
+    EXPECT_LT(Difference(), 2e-4F);
+  }
+}
+
+TEST(MeasuredPositionsTest, GrowWithWhatIsAveragedAndShrinkWithRounding) {
+  EXPECT_EQ(MeasuredPositions(std::ldexp(1.0, -9), 256, 1024), 16384);
+  EXPECT_EQ(MeasuredPositions(std::ldexp(1.0, -9), 4, 1024), 2048);
+  EXPECT_GT(MeasuredPositions(std::ldexp(1.0, -24), 1, 1024), 1'000'000);
+}
+
+}  // namespace
+}  // namespace inferscale::test
