@@ -26,6 +26,7 @@
 #include "eval/accuracy_check.h"
 #include "llama/gguf_metadata.h"
 #include "llama/llama_runtime.h"
+#include "retrieval/vector_memory.h"
 
 namespace inferscale {
 namespace {
@@ -150,6 +151,12 @@ Check CheckEmbedder(const Config& config, std::shared_ptr<Embedder>* embedder) {
   return {"embedder", true,
           std::to_string((*embedder)->dimensions()) + " dimensions, " + Milliseconds(ms) +
               " a question"};
+}
+
+Check CheckRetrieval(const Config& config) {
+  const Result<std::shared_ptr<VectorMemory>> memory = MakeVectorMemory(config.retrieval_device);
+  if (!memory.ok()) return {"retrieval", false, memory.status().message()};
+  return {"retrieval", true, "vectors on " + config.retrieval_device};
 }
 
 Check CheckModel(const Config& config, const fs::path& folder, std::shared_ptr<Engine>* engine) {
@@ -364,6 +371,7 @@ Result<std::vector<Check>> RunChecks(const Config& config, bool accuracy) {
   add(CheckMemory(config));
   std::shared_ptr<Embedder> embedder;
   add(CheckEmbedder(config, &embedder));
+  if (config.retrieval_device != "cpu") add(CheckRetrieval(config));
   std::shared_ptr<Engine> engine;
   std::int64_t bytes_a_fact = 0;
   if (add(CheckModel(config, folder->path(), &engine))) {

@@ -41,7 +41,7 @@ TestRows::TestRows(kernels::Device& device, kernels::RowType type, std::int64_t 
   std::vector<float> row(size);
   double longest = 0;
   for (std::int64_t r = 0; r < count; ++r) {
-    row = MakeQuery(random);
+    row = MakeRow(random);
     const std::size_t at = static_cast<std::size_t>(r) * pitch;
     if (type == kernels::RowType::kF16) {
       kernels::FloatToHalf(row.data(), halves.data() + at, size);
@@ -49,8 +49,10 @@ TestRows::TestRows(kernels::Device& device, kernels::RowType type, std::int64_t 
     } else {
       float largest = 1e-20f;
       for (const float x : row) largest = std::max(largest, std::fabs(x));
-      // A power of two keeps sums of small integers exact.
-      const float scale = kind == Kind::kSmallIntegers ? 0.5f : static_cast<float>(largest / 127.0);
+      // A power of two keeps exact sums exact.
+      float scale = static_cast<float>(largest / 127.0);
+      if (kind == Kind::kSmallIntegers) scale = 0.5f;
+      if (kind == Kind::kMisleading) scale = 1.0f / 64;
       scales.push_back(scale);
       for (std::size_t i = 0; i < size; ++i) {
         const auto code = static_cast<std::int8_t>(std::lround(row[i] / scale));
@@ -87,11 +89,28 @@ double TestRows::Score(std::int64_t row, const std::vector<float>& vector) const
   return sum;
 }
 
+std::vector<float> TestRows::MakeRow(std::mt19937& random) const {
+  if (kind_ != Kind::kMisleading) return MakeQuery(random);
+  // With the query below a row scores 2^-13 a, and -2^-13 a once 1 + 2^-12 has become 1.
+  const float a = static_cast<float>(std::uniform_int_distribution<int>(64, 127)(random)) / 64;
+  std::vector<float> row(static_cast<std::size_t>(dim_), 0.0f);
+  row[0] = a;
+  row[1] = a;
+  row[2] = -a;
+  return row;
+}
+
 std::vector<float> TestRows::MakeQuery(std::mt19937& random) const {
   std::vector<float> vector(static_cast<std::size_t>(dim_));
   if (kind_ == Kind::kSmallIntegers) {
     std::uniform_int_distribution<int> small(-3, 3);
     for (float& x : vector) x = static_cast<float>(small(random));
+    return vector;
+  }
+  if (kind_ == Kind::kMisleading) {
+    vector[0] = 1 + 0x1p-12f;
+    vector[1] = -1;
+    vector[2] = 0x1p-13f;
     return vector;
   }
   std::normal_distribution<float> normal;

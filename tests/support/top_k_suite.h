@@ -113,6 +113,15 @@ TEST_P(DeviceTopKTest, FindsWhatTheOracleFindsInLargeRanges) {
   }
 }
 
+TEST_P(DeviceTopKTest, FindsTheBestWhereRoundedQueriesMislead) {
+  const std::int32_t dim = 3;
+  const auto search = Make(dim, 64, 50, 20'000);
+  ASSERT_NE(search, nullptr);
+  std::vector<std::unique_ptr<TestRows>> owners;
+  owners.push_back(MakeRows(20'000, dim, Kind::kMisleading));
+  for (const std::int32_t batch : {1, 4, 30}) CheckBatch(*search, owners, batch, dim, 50);
+}
+
 TEST_P(DeviceTopKTest, EqualRowsComeInTheirOrderHoweverManyThereAre) {
   // Every row of a kind is the same: all of the range ties at the k-th place.
   for (const std::int64_t count : {std::int64_t{5000}, std::int64_t{20'000}}) {
