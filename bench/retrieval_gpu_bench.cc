@@ -258,12 +258,15 @@ nlohmann::json Run(Bench& bench, const Case& what) {
   for (int round = 0; round < kWarmUps + kRounds; ++round) {
     const auto copy = static_cast<std::size_t>(round) % rows.size();
     const auto queries = queries_over(rows[copy], reinterpret_cast<const float*>(scales[copy]));
-    // The stream stands still until all is queued, so that the events enclose the device's work.
+    // The stream stands still until all is queued, so that the events enclose the device's work
+    // (but not for long: under a profiler a launch waits for what is queued before it).
     std::atomic<bool> go = false;
     Must(cudaLaunchHostFunc(
         bench.stream,
         [](void* flag) {
-          while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
+          const auto latest = Clock::now() + std::chrono::milliseconds(5);
+          while (!static_cast<std::atomic<bool>*>(flag)->load() && Clock::now() < latest) {
+          }
         },
         &go));
     Must(cudaEventRecord(bench.begin, bench.stream));
