@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <tuple>
 
 #include "base/bytes.h"
 #include "base/hash.h"
@@ -127,6 +128,54 @@ std::unique_ptr<ConnectorWorker> MakeWorker(std::int32_t layers, std::int32_t kv
   return Check(ConnectorWorker::Create(std::move(options)));
 }
 
+using Strides = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
+
+/// \param ordinal of the GPU; -1: this process's own memory, for tests.
+/// \param key_strides in bytes: block, slot, head, element.
+void AttachDevice(ConnectorWorker& worker, int ordinal, std::string_view type,
+                  std::vector<std::uintptr_t> keys, std::vector<std::uintptr_t> values,
+                  const Strides& key_strides, const Strides& value_strides,
+                  std::int64_t arena_bytes) {
+  DeviceCache cache;
+  cache.type = Scalar(type);
+  cache.key_base = std::move(keys);
+  cache.value_base = std::move(values);
+  std::tie(cache.key_block_stride, cache.key_slot_stride, cache.key_head_stride,
+           cache.key_dim_stride) = key_strides;
+  std::tie(cache.value_block_stride, cache.value_slot_stride, cache.value_head_stride,
+           cache.value_dim_stride) = value_strides;
+  auto device = Check(ordinal < 0 ? kernels::MakeHostDevice() : kernels::MakeCudaDevice(ordinal));
+  Check(worker.AttachDevice(std::move(device), std::move(cache), arena_bytes));
+}
+
+/// One group of frequencies for all layers.
+void ExpectRotation(ConnectorWorker& worker, std::string_view pairing, std::int32_t layers,
+                    std::vector<double> inverse_frequency) {
+  RopeSpec spec;
+  spec.pairing = pairing == "half" ? RopePairing::kHalf
+                 : pairing == "interleaved"
+                     ? RopePairing::kInterleaved
+                     : throw nb::value_error("pairing must be half or interleaved");
+  spec.width = static_cast<std::int32_t>(2 * inverse_frequency.size());
+  spec.groups = {{std::move(inverse_frequency)}};
+  spec.layer_group.assign(static_cast<std::size_t>(std::max(layers, 0)), 0);
+  Check(worker.ExpectRotation(std::move(spec)));
+}
+
+nb::dict DeviceCounters(const ConnectorWorker& worker) {
+  const DeviceTierStats stats = worker.DeviceStats();
+  nb::dict out;
+  out["budget_bytes"] = stats.budget_bytes;
+  out["blocks"] = stats.blocks;
+  out["payload_bytes"] = stats.payload_bytes;
+  out["free_bytes"] = stats.free_bytes;
+  out["hits"] = stats.hits;
+  out["promotions"] = stats.promotions;
+  out["evictions"] = stats.evictions;
+  out["moved_bytes"] = stats.moved_bytes;
+  return out;
+}
+
 std::int64_t TokenBytes(const std::string& codec, std::int32_t layers, std::int32_t kv_heads,
                         std::int32_t head_dim) {
   // A short block has the most overhead a token: scales and zeros of its only group.
@@ -232,6 +281,17 @@ NB_MODULE(_native, module) {
            [](ConnectorWorker& self, std::string_view type, std::uintptr_t keys,
               std::uintptr_t values,
               std::int64_t tokens) { Check(self.Probe(StagingAt(type, keys, values, tokens))); })
+      .def("attach_device", &AttachDevice, nb::kw_only(), nb::arg("ordinal"), nb::arg("type"),
+           nb::arg("keys"), nb::arg("values"), nb::arg("key_strides"), nb::arg("value_strides"),
+           nb::arg("arena_bytes"))
+      .def("expect_rotation", &ExpectRotation, nb::kw_only(), nb::arg("pairing"),
+           nb::arg("layers"), nb::arg("inverse_frequency"))
+      .def("load_on_device",
+           [](ConnectorWorker& self, std::uintptr_t stream) { Check(self.LoadOnDevice(stream)); })
+      .def("capture_on_device", [](ConnectorWorker& self,
+                                   std::uintptr_t stream) { Check(self.CaptureOnDevice(stream)); })
+      .def("flush", &ConnectorWorker::Flush)
+      .def("device_counters", &DeviceCounters)
       .def("take_report", [](ConnectorWorker& self) { return ToPython(self.TakeReport()); })
       .def("refuse", &ConnectorWorker::Refuse)
       .def_prop_ro("rotation_known", &ConnectorWorker::rotation_known);

@@ -89,7 +89,8 @@ Status ConnectorWorker::CaptureOnDevice(std::uintptr_t stream) {
       added.push_back(&item);
     } else {
       report_.lost.push_back({item.key, item.serial});
-      if (status.ok()) status = placed;
+      // One fact too long for the arena is no reason to give up on the others.
+      if (status.ok() && placed.code() != StatusCode::kResourceExhausted) status = placed;
     }
   }
   const Status launched = device_->LaunchCapture(stream);

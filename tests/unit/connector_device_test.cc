@@ -251,26 +251,8 @@ TEST_F(ConnectorDeviceTest, AFactThatNeverFitsIsNotStored) {
   Start(20 * kTokenBytes);
   Run({{kCapture, Prompt().Fact(1, 19)}});
   EXPECT_EQ(done_[0].outcome.captured_blocks, 1);
-  before_step_ = [] {};
-  const std::string name = "long";
-  Prompt prompt = Prompt().Fact(2, 30);
-  // CaptureOnDevice tells of it; the engine's pass is not touched.
-  TransferRequest transfer;
-  transfer.operation = kCapture;
-  transfer.scope_tag = 7;
-  transfer.epoch = 1;
-  transfer.salt = "salt";
-  transfer.expires_ms = 10;
-  transfer.blocks = prompt.blocks;
-  transfer.mac = TransferMac(transfer, prompt.tokens, AsBytes(kSecret));
-  scheduler_->Add(name, SerializeTransferRequest(transfer), prompt.tokens, "salt", 5);
-  const std::vector<std::int32_t> table = {3, 4};
-  scheduler_->Allocated(name, 0, table);
-  scheduler_->Scheduled(name, 30, table, true);
-  ASSERT_TRUE(worker_->Begin(scheduler_->TakePlan()).ok());
-  EXPECT_EQ(worker_->CaptureOnDevice(kStream).code(), StatusCode::kResourceExhausted);
-  Report();
-  EXPECT_EQ(scheduler_->Finished(name).captured_blocks, 0);
+  Run({{kCapture, Prompt().Fact(2, 30)}});
+  EXPECT_EQ(done_[0].outcome.captured_blocks, 0);
   EXPECT_FALSE(scheduler_->Ready(TestKey(2)));
 }
 

@@ -1,4 +1,9 @@
-"""One real vLLM engine a model and session, in this process, with the connector."""
+"""One real vLLM engine a model and session, in this process, with the connector.
+
+INFERSCALE_TEST_VLLM_DEVICE: `cpu` (default); `cuda`, with CUDA graphs, in the dtype of
+INFERSCALE_TEST_VLLM_DTYPE (bfloat16); `host`: on the CPU, but through the worker's device path, where
+the CPU's cache has strides. VLLM_USE_V2_MODEL_RUNNER=1 picks vLLM's other model runner.
+"""
 
 import hashlib
 import json
@@ -22,6 +27,10 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="WARNING",
 )
 
+DEVICE = os.environ.get("INFERSCALE_TEST_VLLM_DEVICE", "cpu")
+DTYPE = os.environ.get("INFERSCALE_TEST_VLLM_DTYPE", "bfloat16" if DEVICE == "cuda" else "float32")
+# Log-probabilities of the same KV computed in another batch shape differ by the type's rounding.
+EXACT = {"float32": 1e-4 if DEVICE != "cuda" else 1e-3, "float16": 0.02, "bfloat16": 0.12}[DTYPE]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCOPE = 7
 
@@ -37,12 +46,16 @@ class Engine:
         from vllm import LLM
 
         from inferscale.vllm import InferScaleConnector
+        from inferscale.vllm.worker import WorkerSide
 
+        if DEVICE == "host":
+            WorkerSide.devices = ("cpu",)
         self.secret = secrets.token_bytes(32).hex().encode()
         secret_file = folder / "secret"
         secret_file.write_bytes(self.secret)
         secret_file.chmod(0o600)
-        extra = {"secret_file": str(secret_file), "codec": "f32", "host_bytes": "256M"}
+        extra = {"secret_file": str(secret_file), "codec": "f32", "host_bytes": "256M",
+                 "gpu_bytes": "64M"}
         extra |= options.pop("extra", {})
         made = []
         original = InferScaleConnector.__init__
@@ -55,11 +68,12 @@ class Engine:
         try:
             self.llm = LLM(
                 model=model,
-                dtype="float32",
-                enforce_eager=True,
+                dtype=DTYPE,
+                enforce_eager=options.pop("enforce_eager", DEVICE != "cuda"),
                 skip_tokenizer_init=True,
                 max_model_len=options.pop("max_model_len", 2048),
                 max_num_seqs=8,
+                **({"gpu_memory_utilization": 0.2} if DEVICE == "cuda" else {}),
                 kv_transfer_config={
                     "kv_connector": "InferScaleConnector",
                     "kv_connector_module_path": "inferscale.vllm",
@@ -81,6 +95,8 @@ class Engine:
         """vLLM keeps one worker's connector a process: the next engine needs a place for its own."""
         from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
 
+        for connector in self.connectors:
+            connector.shutdown()
         self.llm.llm_engine.engine_core.shutdown()
         ensure_kv_transfer_shutdown()
 

@@ -1,8 +1,8 @@
 """A cache too small for its requests: preempted and resumed ones keep exact KV, both ways."""
 
 import pytest
-from conftest import Engine, difference, key_of
-from test_bookkeeping import BLOCK, EXACT, ids
+from conftest import EXACT, Engine, difference, key_of
+from test_bookkeeping import BLOCK, ids
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import shutil
 
 import pytest
-from conftest import Engine, difference, key_of
-from test_bookkeeping import BLOCK, EXACT, ids, spans
+from conftest import EXACT, Engine, difference, key_of
+from test_bookkeeping import BLOCK, ids, spans
 
 
 def start(tiny_model, folder, ranks):

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from inferscale.vllm.scheduler import SchedulerSide
-from inferscale.vllm.settings import check_version, read_settings
+from inferscale.vllm.settings import SettingsError, check_version, read_settings
 from inferscale.vllm.worker import WorkerSide
 
 logger = init_logger("vllm.inferscale")
@@ -162,6 +162,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self.scheduler is not None:
             self.scheduler.close()
+        if self.worker is not None:
+            self.worker.close()
 
     @guarded(lambda: None)
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
@@ -169,12 +171,16 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
 
     # The worker's side.
 
-    @guarded(lambda: None)
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         try:
             self.worker.register(kv_caches)
+        except SettingsError:
+            raise  # vLLM does not start
         except NotImplementedError as error:
             self.worker.refuse(str(error))
+        except Exception as error:
+            self.count_failure("register_kv_caches")
+            self.worker.refuse(f"the cache could not be registered: {error}")
         if self.worker.refusal:
             logger.warning("inferscale: facts are served as text: %s", self.worker.refusal)
 

@@ -14,7 +14,7 @@ from inferscale import _native
 TESTED_VLLM = {(0, 24), (0, 32), (0, 33)}
 SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-KNOWN = {"secret_file", "codec", "host_bytes", "file_bytes", "folder", "control_socket",
+KNOWN = {"secret_file", "codec", "gpu_bytes", "host_bytes", "file_bytes", "folder", "control_socket",
          "allow_untested_vllm"}
 CODECS = ("f32", "f16", "bf16", "int8", "int4")
 
@@ -27,6 +27,7 @@ class SettingsError(ValueError):
 class Settings:
     secret: bytes
     codec: str
+    gpu_bytes: int  # a rank; the arena
     host_bytes: int  # a rank
     file_bytes: int  # a rank
     folder: str  # empty: no files
@@ -76,6 +77,7 @@ def read_settings(extra: dict[str, Any]) -> Settings:
     return Settings(
         secret=secret,
         codec=codec,
+        gpu_bytes=parse_size("gpu_bytes", extra.get("gpu_bytes", "2G")),
         host_bytes=parse_size("host_bytes", extra.get("host_bytes", "4G")),
         file_bytes=parse_size("file_bytes", extra.get("file_bytes", "32G")),
         folder=extra.get("folder", ""),

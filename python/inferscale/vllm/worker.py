@@ -7,31 +7,43 @@ import torch
 
 from inferscale import _native
 from inferscale.vllm.packed_cache import PackedCache
-from inferscale.vllm.settings import Settings, fingerprint_of, refusal_of
+from inferscale.vllm.rotation import engine_rotation
+from inferscale.vllm.settings import Settings, SettingsError, fingerprint_of, refusal_of
+from inferscale.vllm.strided_cache import StridedCache
 
 LAYER_NUMBER = re.compile(r"\.(\d+)\.")
+# Left to vLLM beside the arena: CUDA graphs, whose memory it may not have counted yet.
+GPU_RESERVE_BYTES = 512 << 20
 
 
 class WorkerSide:
+    devices = ("cuda",)  # where the native worker reaches the cache itself
+
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings) -> None:
         self.config, self.cache_config, self.settings = vllm_config, kv_cache_config, settings
         self.refusal = refusal_of(vllm_config, kv_cache_config)
         self.native: Any = None
-        self.cache: PackedCache | None = None
+        self.cache: PackedCache | StridedCache | None = None
+        self.on_device = False
         self.began = False
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self.refusal:
             return
-        if next(iter(kv_caches.values())).device.type != "cpu":
-            self.refusal = "injection on a GPU needs the CUDA kernels, which this build does not have"
-            return
         spec = self.cache_config.kv_cache_groups[0].kv_cache_spec
         names = sorted(kv_caches, key=lambda name: int(LAYER_NUMBER.search(name)[1]))
         context = self.config.compilation_config.static_forward_context
-        self.cache = PackedCache([context[name] for name in names],
-                                 [kv_caches[name] for name in names],
-                                 spec.block_size, spec.num_kv_heads, spec.head_size)
+        layers, caches = [context[name] for name in names], [kv_caches[name] for name in names]
+        device = caches[0].device
+        shape = (spec.block_size, spec.num_kv_heads, spec.head_size)
+        if device.type in self.devices:
+            self.on_device = True
+            self.cache = StridedCache(layers, caches, *shape, self.cache_config.num_blocks)
+        elif device.type == "cpu":
+            self.cache = PackedCache(layers, caches, *shape)
+        else:
+            self.refusal = f"no injection into a cache on {device.type}"
+            return
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         rank = get_tensor_model_parallel_rank()
@@ -52,6 +64,31 @@ class WorkerSide:
             max_position=self.config.model_config.max_model_len,
             rank=rank,
         )
+        if self.on_device:
+            self._attach(device)
+        # A cache of float32 measures as well as the engine computes.
+        rotation = engine_rotation() if self.cache.dtype != torch.float32 else None
+        if rotation is not None:
+            self.native.expect_rotation(pairing=rotation[0], layers=len(names),
+                                        inverse_frequency=rotation[1])
+
+    def _attach(self, device: torch.device) -> None:
+        """Allocates the arena. Raises SettingsError if the GPU has too little left."""
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            missing = self.settings.gpu_bytes + GPU_RESERVE_BYTES - free
+            if missing > 0:
+                now = self.config.cache_config.gpu_memory_utilization
+                most = max(0, int((now - missing / total) * 100) / 100)
+                raise SettingsError(
+                    f"the GPU has {free >> 20} MiB left beside vLLM's cache; gpu_bytes needs "
+                    f"{self.settings.gpu_bytes >> 20} MiB and vLLM {GPU_RESERVE_BYTES >> 20} MiB: start "
+                    f"with --gpu-memory-utilization {most:.2f} or less, or with smaller gpu_bytes")
+        self.native.attach_device(ordinal=device.index or 0 if device.type == "cuda" else -1,
+                                  arena_bytes=self.settings.gpu_bytes, **self.cache.addresses())
+
+    def _stream(self) -> int:
+        return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
 
     def start_load(self, plan: bytes) -> None:
         """Raises if any load of the plan may not have been written."""
@@ -60,6 +97,9 @@ class WorkerSide:
             return
         self.native.begin(plan)
         self.began = True
+        if self.on_device:
+            self.native.load_on_device(self._stream())
+            return
         slots = self.native.load_slots()
         if slots:
             keys, values = self.cache.staging(len(slots))
@@ -70,14 +110,19 @@ class WorkerSide:
         if not self.began:
             return
         self.began = False
-        for slots, take in ((self.native.probe_slots(), self.native.probe),
-                            (self.native.capture_slots(), self.native.capture)):
-            if slots:
-                keys, values = self.cache.read(torch.tensor(slots, dtype=torch.int64))
-                take(*self._address(keys, values))
+        self._move(self.native.probe_slots(), self.native.probe)
+        if self.on_device:
+            self.native.capture_on_device(self._stream())
+        else:
+            self._move(self.native.capture_slots(), self.native.capture)
+
+    def _move(self, slots: list[int], take: Any) -> None:
+        if slots:
+            keys, values = self.cache.read(torch.tensor(slots, dtype=torch.int64))
+            take(*self._address(keys, values))
 
     def _address(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[str, int, int, int]:
-        kind = str(self.cache.dtype).removeprefix("torch.")
+        kind = str(keys.dtype).removeprefix("torch.")
         return kind, keys.data_ptr(), values.data_ptr(), keys.shape[1]
 
     def failed_blocks(self) -> set[int]:
@@ -85,6 +130,11 @@ class WorkerSide:
 
     def report(self) -> bytes:
         return self.native.take_report() if self.native is not None else b""
+
+    def close(self) -> None:
+        """What has been captured reaches host memory and files."""
+        if self.native is not None:
+            self.native.flush()
 
     def refuse(self, reason: str) -> None:
         self.refusal = reason

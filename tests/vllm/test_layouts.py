@@ -1,0 +1,95 @@
+"""Addresses of caches in every arrangement that vLLM has had; no engine is started."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from inferscale.vllm.rotation import frequencies
+from inferscale.vllm.strided_cache import StridedCache
+
+BLOCKS, SLOTS, HEADS, DIM = 7, 16, 3, 8
+# Shape as vLLM hands it over, order of the axes in memory, and the keys and values of it as
+# [blocks, slots, heads, dim].
+LAYOUTS = {
+    "blocks, 2, slots, heads, dim": (
+        (BLOCKS, 2, SLOTS, HEADS, DIM), (0, 1, 2, 3, 4), lambda c: c.unbind(1)),
+    "the same with heads before slots in memory": (
+        (BLOCKS, 2, SLOTS, HEADS, DIM), (0, 1, 3, 2, 4), lambda c: c.unbind(1)),
+    "2, blocks, slots, heads, dim": (
+        (2, BLOCKS, SLOTS, HEADS, DIM), (0, 1, 2, 3, 4), lambda c: c.unbind(0)),
+    "blocks, heads, slots, 2 dim": (
+        (BLOCKS, HEADS, SLOTS, 2 * DIM), (0, 1, 2, 3), lambda c: c.transpose(1, 2).split(DIM, -1)),
+    "the same with slots before heads in memory": (
+        (BLOCKS, HEADS, SLOTS, 2 * DIM), (0, 2, 1, 3), lambda c: c.transpose(1, 2).split(DIM, -1)),
+    "blocks outside of K and V in memory alone": (
+        (2, BLOCKS, SLOTS, HEADS, DIM), (1, 0, 2, 3, 4), lambda c: c.unbind(0)),
+}
+
+
+def cache_of(shape, order, dtype=torch.bfloat16):
+    memory = torch.zeros([shape[axis] for axis in order], dtype=dtype)
+    return memory.permute([order.index(axis) for axis in range(len(shape))])
+
+
+def layer_of(views):
+    def update(layer, keys, values, cache, slots):
+        for view, rows in zip(views(cache), (keys, values), strict=True):
+            view[slots // SLOTS, slots % SLOTS] = rows
+
+    return SimpleNamespace(impl=SimpleNamespace(do_kv_cache_update=update))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_addresses_are_where_the_engine_writes(name, dtype):
+    shape, order, views = LAYOUTS[name]
+    caches = [cache_of(shape, order, dtype) for _ in range(2)]
+    learnt = StridedCache([layer_of(views)] * 2, caches, SLOTS, HEADS, DIM, BLOCKS)
+    assert all(not cache.any() for cache in caches)  # the engine's own cache was not touched
+    for cache in caches:
+        cache.copy_(torch.randn(shape))
+    addresses, size = learnt.addresses(), caches[0].element_size()
+    for layer, cache in enumerate(caches):
+        for which, view in zip(("key", "value"), views(cache), strict=True):
+            start = addresses[which + "s"][layer]
+            for place in ((0, 0, 0, 0), (6, 15, 2, 7), (3, 5, 1, 4)):
+                strides = addresses[which + "_strides"]
+                expected = view.data_ptr() + size * sum(
+                    i * s for i, s in zip(place, view.stride(), strict=True))
+                assert start + sum(i * s for i, s in zip(place, strides, strict=True)) == expected
+    slots = torch.tensor([0, 17, 5 * SLOTS + 3])
+    for rows, view in zip(learnt.read(slots), views(caches[1]), strict=True):
+        assert torch.equal(rows[1], view[slots // SLOTS, slots % SLOTS].float())
+
+
+def test_a_cache_that_no_strides_describe_is_refused():
+    def update(layer, keys, values, cache, slots):
+        order = torch.tensor([1, 0, *range(2, SLOTS)])
+        cache[slots // SLOTS, 0, order[slots % SLOTS]] = keys
+        cache[slots // SLOTS, 1, slots % SLOTS] = values
+
+    layer = SimpleNamespace(impl=SimpleNamespace(do_kv_cache_update=update))
+    with pytest.raises(NotImplementedError, match="strides"):
+        StridedCache([layer], [cache_of((BLOCKS, 2, SLOTS, HEADS, DIM), (0, 1, 2, 3, 4))],
+                     SLOTS, HEADS, DIM, BLOCKS)
+
+
+def test_a_cache_of_another_number_of_blocks_is_refused():
+    shape, order, views = LAYOUTS["blocks, 2, slots, heads, dim"]
+    with pytest.raises(NotImplementedError, match="blocks"):
+        StridedCache([layer_of(views)], [cache_of(shape, order)], SLOTS, HEADS, DIM, BLOCKS + 4)
+
+
+@pytest.mark.parametrize("base,factor,magnitude", [(1e4, 1.0, 1.0), (5e5, 8.0, 1.0), (1e4, 4.0, 1.2)])
+def test_frequencies_are_read_from_the_engines_table(base, factor, magnitude):
+    pairs = 32
+    exact = [base ** (-i / pairs) / factor for i in range(pairs)]
+    angles = torch.arange(131072, dtype=torch.float32)[:, None] * torch.tensor(exact)[None, :]
+    table = torch.cat((angles.cos(), angles.sin()), dim=1) * magnitude
+    got = frequencies(table.double())
+    for found, true in zip(got, exact, strict=True):
+        # As exact as the table: its angles are float32.
+        assert abs(found - true) * 131072 < 131072 * true * 2e-7 + 1e-5
+        assert math.isfinite(found)
