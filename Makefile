@@ -11,10 +11,10 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help build demo test test-vllm wheel bench package lint format clean packages models configure
+.PHONY: help build build-cuda demo test test-gpu test-vllm wheel bench bench-gpu package lint format clean packages models configure
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 packages:
 	@$(SETUP)/announce.sh
@@ -29,12 +29,20 @@ configure: packages
 build: configure ## build the program: build/release/inferscale
 	@cmake --build --preset release --target inferscale_cli_main --parallel $(JOBS)
 
+build-cuda: packages ## the program with CUDA for Hopper GPUs, the GPU tests and benchmarks: build/cuda
+	@cmake --preset cuda
+	@cmake --build --preset cuda --parallel $(JOBS) \
+	  --target inferscale_cli_main inferscale_gpu_tests inferscale_gpu_benches
+
 demo: build models ## memories in, answers out of injected KV; MODEL=x.gguf for another model
 	@$(BINARY) demo $(if $(MODEL),--model "$(MODEL)")
 
 test: build models ## all tests; unit tests under the sanitizers too
 	@$(SETUP)/install_packages.sh test
 	@tools/test/run_tests.sh $(JOBS)
+
+test-gpu: ## the CUDA kernels' tests, on a machine with a GPU
+	@tools/test/run_gpu_tests.sh
 
 wheel: packages ## the vLLM connector: dist/inferscale-*.whl
 	@$(SETUP)/install_packages.sh vllm
@@ -45,6 +53,9 @@ test-vllm: packages models ## the connector on a real vLLM on this CPU; VLLM=0.3
 
 bench: build models ## measure; every benchmark prints one table
 	@tools/test/run_benchmarks.sh
+
+bench-gpu: ## every benchmark that needs a GPU, into bench/results
+	@tools/test/run_gpu_benchmarks.sh
 
 package: packages ## dist/inferscale-VERSION-linux-ARCH.tar.gz, which runs on any CPU and system like this
 	@tools/package/make_package.sh $(JOBS) >/dev/null

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs every benchmark that needs a GPU, or those named, each into bench/results/NAME.json.
+#   run_gpu_benchmarks.sh [inject] [retrieval]
+set -euo pipefail
+# shellcheck source=tools/test/gpu_binaries.sh
+source "$(dirname "${BASH_SOURCE[0]}")/gpu_binaries.sh"
+cd "$repository"
+results=${INFERSCALE_BENCH_RESULTS:-bench/results}
+mkdir -p "$results"
+names=("$@")
+((${#names[@]})) || names=(inject retrieval)
+for name in "${names[@]}"; do
+  printf '\n== %s ==\n' "$name"
+  case $name in
+    inject | retrieval) "$GPU_BINARIES/${name}_gpu_bench" --out "$results/$name.json" ;;
+    *) echo "inferscale: error: no benchmark is called '$name'" >&2 && exit 1 ;;
+  esac
+done
