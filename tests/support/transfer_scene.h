@@ -61,7 +61,9 @@ class DeviceBytes {
   void Synchronise() const {
     const auto event = device_.Record(device_.copy_stream());
     EXPECT_TRUE(event.ok());
-    if (event.ok()) EXPECT_TRUE(device_.Wait(*event).ok());
+    if (event.ok()) {
+      EXPECT_TRUE(device_.Wait(*event).ok());
+    }
   }
 
   Device& device_;

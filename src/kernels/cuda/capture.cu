@@ -16,28 +16,33 @@ __device__ void CaptureHeads(const std::uint8_t* cache, std::int64_t head_stride
   struct Raw {
     uint4 a, b;
   };
+  const auto load = [&](std::int32_t head) -> Raw {
+    const std::uint8_t* from = cache + head * head_stride;
+    return {__ldg(reinterpret_cast<const uint4*>(from + 2 * columns.a)),
+            __ldg(reinterpret_cast<const uint4*>(from + 2 * columns.b))};
+  };
+  Raw raw[kHeadsAtOnce];
+#pragma unroll
+  for (int i = 0; i < kHeadsAtOnce; ++i) {
+    if (i < heads) raw[i] = load(i);
+  }
   for (std::int32_t head = 0; head < heads; head += kHeadsAtOnce) {
-    Raw raw[kHeadsAtOnce];
 #pragma unroll
     for (int i = 0; i < kHeadsAtOnce; ++i) {
       if (head + i >= heads) break;
-      const std::uint8_t* from = cache + (head + i) * head_stride;
-      raw[i] = {__ldg(reinterpret_cast<const uint4*>(from + 2 * columns.a)),
-                __ldg(reinterpret_cast<const uint4*>(from + 2 * columns.b))};
-    }
-#pragma unroll
-    for (int i = 0; i < kHeadsAtOnce; ++i) {
-      if (head + i >= heads) break;
+      Raw moved = raw[i];
       if constexpr (!kCopies) {
         float x[kChunk], y[kChunk];
-        Chunk8<kType>::Decode(raw[i].a, x);
-        Chunk8<kType>::Decode(raw[i].b, y);
+        Chunk8<kType>::Decode(moved.a, x);
+        Chunk8<kType>::Decode(moved.b, y);
         rotate(x, y);
-        raw[i] = {Chunk8<PlainType(kCodec)>::Encode(x), Chunk8<PlainType(kCodec)>::Encode(y)};
+        moved = {Chunk8<PlainType(kCodec)>::Encode(x), Chunk8<PlainType(kCodec)>::Encode(y)};
       }
+      // Loaded again as soon as they are free: several heads are always under way.
+      if (head + i + kHeadsAtOnce < heads) raw[i] = load(head + i + kHeadsAtOnce);
       std::uint8_t* to = row + (head + i) * segment_stride;
-      __stcs(reinterpret_cast<uint4*>(to + 2 * columns.a), raw[i].a);
-      __stcs(reinterpret_cast<uint4*>(to + 2 * columns.b), raw[i].b);
+      __stcs(reinterpret_cast<uint4*>(to + 2 * columns.a), moved.a);
+      __stcs(reinterpret_cast<uint4*>(to + 2 * columns.b), moved.b);
     }
   }
 }
@@ -326,8 +331,10 @@ Kernel WithTypes(ScalarType type, RopePairing pairing) {
              : KernelOf<kCodec, ScalarType::kF16, RopePairing::kInterleaved>();
 }
 
-Kernel KernelFor(KvCodec codec, ScalarType type, RopePairing pairing) {
-  switch (codec) {
+Kernel KernelFor(const Geometry& geometry) {
+  const ScalarType type = geometry.type;
+  const RopePairing pairing = geometry.pairing;
+  switch (geometry.codec) {
     case KvCodec::kBF16:
       return WithTypes<KvCodec::kBF16>(type, pairing);
     case KvCodec::kInt8:
@@ -346,19 +353,16 @@ std::size_t SharedBytes(std::int32_t key_dim) {
 
 }  // namespace
 
-cudaError_t PrepareVectorCapture() {
-  for (const KvCodec codec : {KvCodec::kInt8, KvCodec::kInt4}) {
-    for (const ScalarType type : {ScalarType::kF16, ScalarType::kBF16}) {
-      for (const RopePairing pairing : {RopePairing::kHalf, RopePairing::kInterleaved}) {
-        const cudaError_t error =
-            cudaFuncSetAttribute(reinterpret_cast<const void*>(KernelFor(codec, type, pairing)),
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(SharedBytes(32 * kChunk)));
-        if (error != cudaSuccess) return error;
-      }
-    }
+cudaError_t PrepareVectorCapture(const Geometry& geometry) {
+  const Kernel kernel = KernelFor(geometry);
+  if (Quantised(geometry.codec)) {
+    // The same for every geometry: a later transfer must not take memory from an earlier one.
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                   cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(SharedBytes(kMaxGroupDim)));
+    if (error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  return Prepare(kernel);
 }
 
 cudaError_t LaunchVectorCapture(const Geometry& geometry, const Work& work, std::int64_t tiles,
@@ -367,9 +371,8 @@ cudaError_t LaunchVectorCapture(const Geometry& geometry, const Work& work, std:
   const std::int64_t blocks = tiles * 2 * geometry.layers * (quantised ? geometry.heads : 1);
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const std::size_t shared = quantised ? SharedBytes(geometry.key_dim) : 0;
-  KernelFor(geometry.codec, geometry.type,
-            geometry.pairing)<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(geometry,
-                                                                                           work);
+  const Kernel kernel = KernelFor(geometry);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(geometry, work);
   return cudaGetLastError();
 }
 

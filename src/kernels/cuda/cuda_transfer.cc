@@ -148,7 +148,7 @@ class CudaTransfer : public DeviceTransfer {
                                           static_cast<std::size_t>(rope.width)));
     }
     DescribeGeometry(rope, layout);
-    INFERSCALE_RETURN_IF_ERROR(ToStatus(PrepareVectorCapture(), "preparing the capture kernels"));
+    INFERSCALE_RETURN_IF_ERROR(ToStatus(PrepareKernels(), "loading the kernels"));
     return ring_.Open(static_cast<std::size_t>(setup_.max_facts()) *
                           (sizeof(FactDescriptor) + sizeof(std::int32_t)) +
                       static_cast<std::size_t>(setup_.max_table_blocks()) * sizeof(std::int32_t));
@@ -176,6 +176,14 @@ class CudaTransfer : public DeviceTransfer {
 
  private:
   using Launch = cudaError_t (*)(const Geometry&, const Work&, std::int64_t, cudaStream_t);
+
+  cudaError_t PrepareKernels() const {
+    cudaError_t error = cudaSuccess;
+    if (support_.inject) error = PrepareVectorInject(geometry_);
+    if (error == cudaSuccess && support_.capture) error = PrepareVectorCapture(geometry_);
+    if (error == cudaSuccess && !(support_.inject && support_.capture)) error = PrepareGeneric();
+    return error;
+  }
 
   void DescribeGeometry(const RopeTable& rope, const PagedLayout& layout) {
     const CodecView& view = setup_.view();

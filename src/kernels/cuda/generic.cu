@@ -315,6 +315,11 @@ cudaError_t Blocks(const Geometry& geometry, std::int64_t tiles, unsigned& block
 
 }  // namespace
 
+cudaError_t PrepareGeneric() {
+  const cudaError_t error = Prepare(GenericInjectKernel);
+  return error == cudaSuccess ? Prepare(GenericCaptureKernel) : error;
+}
+
 cudaError_t LaunchGenericInject(const Geometry& geometry, const Work& work, std::int64_t tiles,
                                 cudaStream_t stream) {
   unsigned blocks = 0;

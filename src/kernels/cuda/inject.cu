@@ -175,18 +175,21 @@ struct PayloadRow<KvCodec::kInt4, true> : QuantisedValueRow<KvCodec::kInt4> {
   using QuantisedValueRow::QuantisedValueRow;
 };
 
-/// Moves a lane's chunks of all heads. `rotate(x, y)` turns them.
-template <ScalarType kType, bool kCopies, typename Row, typename Rotate>
-__device__ void InjectHeads(const Row& row, std::int64_t segment_stride, std::uint8_t* cache,
+/// Moves a lane's chunks of all heads. `rotate(x, y)` turns them; `cache_row()` says where head 0's
+/// row lies, which is asked for behind the first loads: it waits for the block table. A head's
+/// registers are loaded again as soon as they have been stored.
+template <ScalarType kType, bool kCopies, typename Row, typename CacheRow, typename Rotate>
+__device__ void InjectHeads(const Row& row, std::int64_t segment_stride, CacheRow cache_row,
                             std::int64_t head_stride, std::int32_t heads,
                             const LaneColumns& columns, Rotate rotate) {
   constexpr int kAtOnce = Row::kHeadsAtOnce;
-  for (std::int32_t head = 0; head < heads; head += kAtOnce) {
-    typename Row::Raw raw[kAtOnce];
+  typename Row::Raw raw[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (head + i < heads) raw[i] = row.Load((head + i) * segment_stride);
-    }
+  for (int i = 0; i < kAtOnce; ++i) {
+    if (i < heads) raw[i] = row.Load(i * segment_stride);
+  }
+  std::uint8_t* const cache = cache_row();
+  for (std::int32_t head = 0; head < heads; head += kAtOnce) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (head + i >= heads) break;
@@ -201,6 +204,7 @@ __device__ void InjectHeads(const Row& row, std::int64_t segment_stride, std::ui
         a = Chunk8<kType>::Encode(x);
         b = Chunk8<kType>::Encode(y);
       }
+      if (head + i + kAtOnce < heads) raw[i] = row.Load((head + i + kAtOnce) * segment_stride);
       std::uint8_t* to = cache + (head + i) * head_stride;
       *reinterpret_cast<uint4*>(to + 2 * columns.a) = a;
       *reinterpret_cast<uint4*>(to + 2 * columns.b) = b;
@@ -221,13 +225,15 @@ __global__ __launch_bounds__(kThreads, 5) void InjectKernel(const Geometry geome
   const std::int64_t stride = sizes.key_bytes + sizes.value_bytes;
   const std::uint8_t* segment = fact.payload + stride * geometry.heads * place.layer;
   const CacheSide& side = place.values ? geometry.values : geometry.keys;
-  std::uint8_t* cache = RowOf(geometry, side, work, place.layer, fact, place.token);
   const std::int32_t token = fact.first + place.token;
+  const auto cache_row = [&] {
+    return RowOf(geometry, side, work, place.layer, fact, place.token);
+  };
   const auto no_rotation = [](float*, float*) {};
   if (place.values) {
     const LaneColumns columns = PlainColumns(place.column, place.dim);
     const PayloadRow<kCodec, true> row(segment + sizes.key_bytes, fact, token, place.dim, columns);
-    InjectHeads<kType, kSame>(row, stride, cache, side.head_stride, geometry.heads, columns,
+    InjectHeads<kType, kSame>(row, stride, cache_row, side.head_stride, geometry.heads, columns,
                               no_rotation);
     return;
   }
@@ -235,7 +241,7 @@ __global__ __launch_bounds__(kThreads, 5) void InjectKernel(const Geometry geome
   if (cos_sin == nullptr) {
     const LaneColumns columns = PlainColumns(place.column, place.dim);
     const PayloadRow<kCodec, false> row(segment, fact, token, place.dim, columns);
-    InjectHeads<kType, kSame>(row, stride, cache, side.head_stride, geometry.heads, columns,
+    InjectHeads<kType, kSame>(row, stride, cache_row, side.head_stride, geometry.heads, columns,
                               no_rotation);
     return;
   }
@@ -244,7 +250,7 @@ __global__ __launch_bounds__(kThreads, 5) void InjectKernel(const Geometry geome
   angles.Load<kPairing>(cos_sin, columns);
   const PayloadRow<kCodec, false> row(segment, fact, token, place.dim, columns);
   InjectHeads<kType, false>(
-      row, stride, cache, side.head_stride, geometry.heads, columns,
+      row, stride, cache_row, side.head_stride, geometry.heads, columns,
       [&](float* x, float* y) { RotateChunks<kPairing, false>(x, y, angles, columns); });
 }
 
@@ -276,6 +282,8 @@ Kernel KernelFor(const Geometry& geometry) {
 }
 
 }  // namespace
+
+cudaError_t PrepareVectorInject(const Geometry& geometry) { return Prepare(KernelFor(geometry)); }
 
 cudaError_t LaunchVectorInject(const Geometry& geometry, const Work& work, std::int64_t tiles,
                                cudaStream_t stream) {

@@ -21,7 +21,7 @@ VectorSupport VectorSupportOf(const Geometry& geometry, bool rows_aligned) {
   support.capture = true;
   if (Quantised(geometry.codec)) {
     const auto fits = [](std::int32_t dim) {
-      return dim % kValueGroupChannels == 0 && dim <= 32 * kChunk;
+      return dim % kValueGroupChannels == 0 && dim <= kMaxGroupDim;
     };
     support.capture = fits(geometry.key_dim) && fits(geometry.value_dim);
   }

@@ -21,6 +21,8 @@ inline constexpr int kWarps = kThreads / 32;
 /// Elements that a lane of the vector kernels moves of a row: two chunks of kChunk.
 inline constexpr int kLaneElements = 16;
 inline constexpr int kChunk = 8;
+/// Largest head dimension of a quantised vector capture: a lane has one chunk of a value row.
+inline constexpr int kMaxGroupDim = 32 * kChunk;
 
 /// The keys or the values of a cache; strides in bytes.
 struct CacheSide {
@@ -206,8 +208,18 @@ cudaError_t LaunchVectorInject(const Geometry&, const Work&, std::int64_t tiles,
 cudaError_t LaunchVectorCapture(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
 cudaError_t LaunchGenericInject(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
 cudaError_t LaunchGenericCapture(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
-/// To be called once for a device, before the first quantised LaunchVectorCapture on it.
-cudaError_t PrepareVectorCapture();
+/// Load the kernels that the launches of this geometry take, which the first launch would do
+/// otherwise, waiting for the device. LaunchVectorCapture needs its call.
+cudaError_t PrepareVectorInject(const Geometry&);
+cudaError_t PrepareVectorCapture(const Geometry&);
+cudaError_t PrepareGeneric();
+
+/// Loads a kernel.
+template <typename Kernel>
+cudaError_t Prepare(Kernel kernel) {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel));
+}
 
 }  // namespace inferscale::kernels::cuda
 
