@@ -34,13 +34,23 @@ bool IsIpAddress(const std::string& host) {
   return !error;
 }
 
+/// What one exchange is done with.
+struct Call {
+  const HttpPost& post;
+  http::verb method = http::verb::post;
+  const HttpStream* streaming = nullptr;
+  HttpCancellation* cancellation = nullptr;
+};
+
 /// Starts one asynchronous operation and runs it to its end, so that the stream's deadline applies
 /// to it (blocking operations have none).
 template <typename Start>
-error_code Await(asio::io_context& context, Start&& start) {
+error_code Await(asio::io_context& context, const Call& call, Start&& start) {
   error_code outcome = asio::error::operation_aborted;
   start([&outcome](error_code error, auto&&...) { outcome = error; });
   context.restart();
+  // A cancellation that comes after this look stops the run.
+  if (call.cancellation != nullptr && call.cancellation->cancelled()) return outcome;
   context.run();
   return outcome;
 }
@@ -65,10 +75,50 @@ Status Failure(const Url& url, const HttpPost& post, std::string_view step, erro
   return Unavailable(std::move(message));
 }
 
+/// Failure(), but for an end that was asked for.
+Status Ended(const Call& call, std::string_view step, error_code error) {
+  if (call.cancellation != nullptr && call.cancellation->cancelled()) {
+    return Cancelled("the request to " + call.post.url.ToDisplayString() + " was cancelled");
+  }
+  const auto deadline = call.streaming != nullptr ? call.streaming->deadline : std::nullopt;
+  if (error == beast::error::timeout && deadline && std::chrono::steady_clock::now() >= *deadline) {
+    return DeadlineExceeded(call.post.url.ToDisplayString() + " had no time left to answer");
+  }
+  return Failure(call.post.url, call.post, step, error);
+}
+
+/// The time that a stream's next operation may take until.
+std::chrono::steady_clock::time_point NextDeadline(const Call& call) {
+  const auto silence = std::chrono::steady_clock::now() + call.post.timeout;
+  return call.streaming->deadline ? std::min(silence, *call.streaming->deadline) : silence;
+}
+
+/// Reads the body of a status 200 piece by piece.
 template <typename Stream>
-Result<HttpPostResult> Exchange(asio::io_context& context, Stream& stream, const HttpPost& post) {
+Status ReadPieces(asio::io_context& context, Stream& stream, const Call& call,
+                  beast::flat_buffer& buffer, http::response_parser<http::buffer_body>& parser) {
+  std::vector<char> piece(std::size_t{64} << 10);
+  while (!parser.is_done()) {
+    parser.get().body().data = piece.data();
+    parser.get().body().size = piece.size();
+    parser.get().body().more = true;
+    beast::get_lowest_layer(stream).expires_at(NextDeadline(call));
+    error_code error = Await(context, call, [&](auto handler) {
+      http::async_read_some(stream, buffer, parser, std::move(handler));
+    });
+    if (error == http::error::need_buffer) error = {};
+    const std::size_t size = piece.size() - parser.get().body().size;
+    if (size > 0 && !call.streaming->on_data(std::string_view(piece.data(), size))) break;
+    if (error) return Ended(call, "Reading from", error);
+  }
+  return OkStatus();
+}
+
+template <typename Stream>
+Result<HttpPostResult> Exchange(asio::io_context& context, Stream& stream, const Call& call) {
+  const HttpPost& post = call.post;
   const Url& url = post.url;
-  http::request<http::string_body> request{http::verb::post, url.target, 11};
+  http::request<http::string_body> request{call.method, url.target, 11};
   const bool default_port = url.port == (url.tls ? "443" : "80");
   const bool ipv6 = url.host.find(':') != std::string::npos;
   const std::string host = ipv6 ? "[" + url.host + "]" : url.host;
@@ -80,19 +130,49 @@ Result<HttpPostResult> Exchange(asio::io_context& context, Stream& stream, const
   if (!post.bearer_token.empty()) {
     request.set(http::field::authorization, "Bearer " + post.bearer_token);
   }
-  request.body() = post.body;
+  for (const auto& [name, value] : post.headers) request.set(name, value);
+  if (call.method == http::verb::post) request.body() = post.body;
   request.prepare_payload();
 
-  error_code error =
-      Await(context, [&](auto handler) { http::async_write(stream, request, std::move(handler)); });
-  if (error) return Failure(url, post, "Sending to", error);
+  error_code error = Await(
+      context, call, [&](auto handler) { http::async_write(stream, request, std::move(handler)); });
+  if (error) return Ended(call, "Sending to", error);
 
-  http::response_parser<http::string_body> parser;
-  parser.body_limit(post.max_response_bytes);
   beast::flat_buffer buffer;
-  error = Await(
-      context, [&](auto handler) { http::async_read(stream, buffer, parser, std::move(handler)); });
-  if (error) return Failure(url, post, "Reading from", error);
+  http::response_parser<http::string_body> parser;
+  if (call.streaming != nullptr) {
+    http::response_parser<http::buffer_body> pieces;
+    pieces.body_limit(boost::none);
+    beast::get_lowest_layer(stream).expires_at(NextDeadline(call));
+    error = Await(context, call, [&](auto handler) {
+      http::async_read_header(stream, buffer, pieces, std::move(handler));
+    });
+    if (error) return Ended(call, "Reading from", error);
+    if (pieces.get().result() == http::status::ok) {
+      HttpPostResult response;
+      response.status = 200;
+      response.content_type = std::string(pieces.get()[http::field::content_type]);
+      INFERSCALE_RETURN_IF_ERROR(ReadPieces(context, stream, call, buffer, pieces));
+      return response;
+    }
+    HttpPostResult response;
+    response.status = static_cast<int>(pieces.get().result_int());
+    std::string body;
+    HttpStream whole = *call.streaming;
+    whole.on_data = [&](std::string_view piece) {
+      body.append(piece.substr(0, post.max_response_bytes - body.size()));
+      return body.size() < post.max_response_bytes;
+    };
+    const Call refused{post, call.method, &whole, call.cancellation};
+    INFERSCALE_RETURN_IF_ERROR(ReadPieces(context, stream, refused, buffer, pieces));
+    response.body = std::move(body);
+    return response;
+  }
+  parser.body_limit(post.max_response_bytes);
+  error = Await(context, call, [&](auto handler) {
+    http::async_read(stream, buffer, parser, std::move(handler));
+  });
+  if (error) return Ended(call, "Reading from", error);
 
   HttpPostResult response;
   response.status = static_cast<int>(parser.get().result_int());
@@ -101,10 +181,19 @@ Result<HttpPostResult> Exchange(asio::io_context& context, Stream& stream, const
   return response;
 }
 
-Result<HttpPostResult> PostOrThrow(const HttpPost& post) {
+Result<HttpPostResult> CallOrThrow(const Call& call) {
+  const HttpPost& post = call.post;
   const Url& url = post.url;
-  const auto deadline = std::chrono::steady_clock::now() + post.timeout;
+  const auto deadline = call.streaming != nullptr ? NextDeadline(call)
+                                                  : std::chrono::steady_clock::now() + post.timeout;
   asio::io_context context;
+  struct StopScope {
+    HttpCancellation* cancellation;
+    ~StopScope() {
+      if (cancellation != nullptr) cancellation->OnCancel({});
+    }
+  } const scope{call.cancellation};
+  if (call.cancellation != nullptr) call.cancellation->OnCancel([&context] { context.stop(); });
 
   tcp::resolver resolver(context);
   tcp::resolver::results_type addresses;
@@ -116,19 +205,19 @@ Result<HttpPostResult> PostOrThrow(const HttpPost& post) {
     resolved = true;
   });
   context.run_until(deadline);
-  if (!resolved) return Failure(url, post, "Resolving", beast::error::timeout);
-  if (error) return Failure(url, post, "Resolving", error);
+  if (!resolved) return Ended(call, "Resolving", beast::error::timeout);
+  if (error) return Ended(call, "Resolving", error);
 
   const auto connect = [&](beast::tcp_stream& stream) {
     stream.expires_at(deadline);
-    return Await(context,
+    return Await(context, call,
                  [&](auto handler) { stream.async_connect(addresses, std::move(handler)); });
   };
   if (!url.tls) {
     beast::tcp_stream stream(context);
     error = connect(stream);
-    if (error) return Failure(url, post, "Connecting to", error);
-    return Exchange(context, stream, post);
+    if (error) return Ended(call, "Connecting to", error);
+    return Exchange(context, stream, call);
   }
 
   asio::ssl::context tls(asio::ssl::context::tls_client);
@@ -144,12 +233,12 @@ Result<HttpPostResult> PostOrThrow(const HttpPost& post) {
                            " is no name that TLS can carry");
   }
   error = connect(beast::get_lowest_layer(stream));
-  if (error) return Failure(url, post, "Connecting to", error);
-  error = Await(context, [&](auto handler) {
+  if (error) return Ended(call, "Connecting to", error);
+  error = Await(context, call, [&](auto handler) {
     stream.async_handshake(asio::ssl::stream_base::client, std::move(handler));
   });
-  if (error) return Failure(url, post, "TLS with", error);
-  return Exchange(context, stream, post);
+  if (error) return Ended(call, "TLS with", error);
+  return Exchange(context, stream, call);
 }
 
 }  // namespace
@@ -217,17 +306,40 @@ Result<Url> ParseUrl(std::string_view text) {
   return url;
 }
 
-Result<HttpPostResult> PostJson(const HttpPost& post) {
+namespace {
+
+Result<HttpPostResult> Carry(const Call& call) {
+  const HttpPost& post = call.post;
   if (!IsPrintableAscii(post.bearer_token)) {
     return InvalidArgument(
         "the API key for " + post.url.ToDisplayString() +
         " contains a blank, control or non-ASCII character; check how it was set");
   }
   try {
-    return PostOrThrow(post);
+    return CallOrThrow(call);
   } catch (const std::exception& error) {
     return Unavailable("request to " + post.url.ToDisplayString() + " failed: " + error.what());
   }
+}
+
+}  // namespace
+
+void HttpCancellation::Cancel() {
+  const std::scoped_lock lock(mutex_);
+  cancelled_ = true;
+  if (stop_) stop_();
+}
+
+void HttpCancellation::OnCancel(std::function<void()> stop) {
+  const std::scoped_lock lock(mutex_);
+  stop_ = std::move(stop);
+  if (cancelled_ && stop_) stop_();
+}
+
+Result<HttpPostResult> PostJson(const HttpPost& post) { return Carry({post}); }
+Result<HttpPostResult> GetJson(const HttpPost& get) { return Carry({get, http::verb::get}); }
+Result<HttpPostResult> PostStreaming(const HttpStream& stream, HttpCancellation& cancellation) {
+  return Carry({stream.post, http::verb::post, &stream, &cancellation});
 }
 
 Status RefusalStatus(const Url& url, const HttpPostResult& response) {

@@ -117,7 +117,8 @@ Command Evaluation(const EvalCommand& command) {
             if (context.loaded.sources.at("data-dir") == ConfigSource::kFlag) {
               evaluation.data_dir = config.data_dir;
             }
-            evaluation.model = config.model.filename().string();
+            evaluation.model =
+                UsesVllm(config) ? "vLLM at " + config.vllm_url : config.model.filename().string();
             if (context.loaded.Given("threads")) evaluation.threads = config.threads;
             evaluation.stop = &InterruptScope::Flag();
             INFERSCALE_RETURN_IF_ERROR(run(evaluation));

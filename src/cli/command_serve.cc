@@ -44,7 +44,7 @@ void RaiseDescriptorLimit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("few file descriptors are allowed");
 }
 
-ServerOptions OptionsOf(const Config& config, const ListenAddress& listen) {
+ServerOptions OptionsOf(const Config& config, const ListenAddress& listen, const Engine* engine) {
   ServerOptions options;
   options.http.address = listen.address;
   options.http.port = listen.port;
@@ -52,7 +52,7 @@ ServerOptions OptionsOf(const Config& config, const ListenAddress& listen) {
   options.allowed_hosts = Listed(config.allowed_hosts);
   options.allowed_origins = Listed(config.allowed_origins);
   options.require_key = config.require_key == "always" || !listen.loopback;
-  options.model_name = config.model.stem().string();
+  options.model_name = ModelName(config, engine);
   options.embedder_name = config.embedder_model.empty()
                               ? std::filesystem::path(config.embedder).stem().string()
                               : config.embedder_model;
@@ -71,8 +71,9 @@ Result<int> Serve(CliContext& context) {
   INFERSCALE_ASSIGN_OR_RETURN(OpenedService opened, OpenService(config, /*with_engine=*/true));
   spdlog::info("facts are made {}", opened.extraction_reason);
   const InterruptScope interrupts(2);
+  ServerOptions options = OptionsOf(config, listen, opened.service->engine());
   INFERSCALE_ASSIGN_OR_RETURN(const std::unique_ptr<Service> service,
-                              Service::Start(std::move(opened.service), OptionsOf(config, listen)));
+                              Service::Start(std::move(opened.service), std::move(options)));
   const bool v6 = listen.address.find(':') != std::string::npos;
   const std::string url = "http://" + (v6 ? "[" + listen.address + "]" : listen.address) + ":" +
                           std::to_string(service->port());

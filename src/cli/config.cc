@@ -78,6 +78,17 @@ std::string Get(const Config& config) {
   }
 }
 
+Status SetOptionalPath(Config& config, const std::string& text) {
+  config.vllm_secret_file = ExpandHome(text);
+  return OkStatus();
+}
+
+Status SetEngine(Config& config, const std::string& text) {
+  if (text != "llama" && text != "vllm") return Bad();
+  config.engine = text;
+  return OkStatus();
+}
+
 Status SetExtraction(Config& config, const std::string& text) {
   if (text != "auto" && text != "verbatim" && text != "llm") return Bad();
   config.extraction = text;
@@ -144,9 +155,23 @@ constexpr ConfigOption kOptions[] = {
     {"data-dir", "~/.local/share/inferscale", "a folder",
      "Everything the program stores. Created with mode 0700; one process at a time.", false,
      SetPath<&Config::data_dir>, Get<&Config::data_dir>},
+    {"engine", "llama", "llama or vllm",
+     "What computes: llama.cpp inside the program, or vLLM servers with InferScale's connector.",
+     false, SetEngine, Get<&Config::engine>},
     {"model", "models:SmolLM2-135M-Instruct-Q4_1.gguf", "a GGUF file",
-     "The chat model. Another model keeps the facts and encodes them anew.", false,
+     "The chat model of engine llama. Another model keeps the facts and encodes them anew.", false,
      SetPath<&Config::model>, Get<&Config::model>},
+    {"vllm-url", "", "http(s) URLs separated by commas",
+     "Addresses of vLLM servers of one model, for engine vllm.", false, SetText<&Config::vllm_url>,
+     Get<&Config::vllm_url>},
+    {"vllm-control", "", "paths separated by commas",
+     "Control sockets of these servers' connectors, in the same order; empty: facts are text.",
+     false, SetText<&Config::vllm_control>, Get<&Config::vllm_control>},
+    {"vllm-secret-file", "", "a file, or empty",
+     "The secret shared with the connectors: at least 16 bytes, readable by its owner alone.",
+     false, SetOptionalPath, Get<&Config::vllm_secret_file>},
+    {"vllm-key", "", "a key", "API key of the vLLM servers.", true, SetText<&Config::vllm_key>,
+     Get<&Config::vllm_key>},
     {"embedder", "models:all-MiniLM-L6-v2-f16.gguf", "a GGUF file, or an http(s) URL",
      "The embedding model: a file, or an OpenAI-compatible server's /v1.", false,
      SetPath<&Config::embedder>, Get<&Config::embedder>},

@@ -21,8 +21,12 @@ namespace inferscale {
 
 struct Config {
   std::filesystem::path data_dir;
-  std::filesystem::path model;  ///< GGUF file
-  std::string embedder;         ///< GGUF file or http(s) URL
+  std::string engine;                  ///< "llama", "vllm"
+  std::filesystem::path model;         ///< GGUF file, of "llama"
+  std::string vllm_url, vllm_control;  ///< separated by commas
+  std::filesystem::path vllm_secret_file;
+  std::string vllm_key;
+  std::string embedder;  ///< GGUF file or http(s) URL
   std::string embedder_model, embedder_key;
   std::string extractor_url, extractor_model, extractor_key;
   std::string extraction;  ///< "auto", "verbatim", "llm"

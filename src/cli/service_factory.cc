@@ -1,5 +1,6 @@
 #include "cli/service_factory.h"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <system_error>
@@ -7,9 +8,14 @@
 
 #include <spdlog/spdlog.h>
 
+#include <sys/stat.h>
+
+#include "base/files.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 #include "embed/make_embedder.h"
 #include "engine/llama/llama_engine.h"
+#include "engine/vllm/vllm_engine.h"
 #include "inferscale/kv_store.h"
 #include "llama/llama_runtime.h"
 #include "retrieval/vector_memory.h"
@@ -34,6 +40,48 @@ Status CheckModelFile(const fs::path& path, const std::string& what, const std::
                            flag);
   }
   return NotFound(what + " " + path.string() + " is missing: run make demo once, or pass " + flag);
+}
+
+constexpr std::size_t kMostSecretBytes = 4096;
+
+/// As the connector reads the same file.
+Result<std::vector<std::uint8_t>> ReadSharedSecret(const fs::path& path) {
+  const std::string what = "--vllm-secret-file " + path.string();
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) {
+    return NotFound(what + " cannot be read; name the file of the connector's secret_file");
+  }
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    return FailedPrecondition(what + " can be read by others; run chmod 600 " + path.string());
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path, kMostSecretBytes));
+  const std::string_view secret = TrimWhitespace(text);
+  if (secret.size() < 16) {
+    return InvalidArgument(what + " has " + std::to_string(secret.size()) +
+                           " bytes; at least 16 are needed");
+  }
+  return std::vector<std::uint8_t>(secret.begin(), secret.end());
+}
+
+Result<std::shared_ptr<Engine>> OpenVllm(const Config& config) {
+  VllmEngineOptions options;
+  if (config.vllm_url.empty()) {
+    return InvalidArgument("engine vllm needs the address of a server: pass --vllm-url");
+  }
+  options.urls = SplitList(config.vllm_url);
+  if (!config.vllm_control.empty()) options.control_paths = SplitList(config.vllm_control);
+  options.api_key = config.vllm_key;
+  if (!config.vllm_secret_file.empty()) {
+    INFERSCALE_ASSIGN_OR_RETURN(options.secret, ReadSharedSecret(config.vllm_secret_file));
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<VllmEngine> engine, VllmEngine::Create(options));
+  return std::shared_ptr<Engine>(std::move(engine));
+}
+
+/// What can be known to be missing before anything is loaded.
+Status CheckEngine(const Config& config) {
+  if (UsesVllm(config)) return OkStatus();
+  return CheckModelFile(config.model, "the chat model", "--model");
 }
 
 Status RememberIfChanged(Catalog& catalog, const char* name, const std::string& value) {
@@ -84,6 +132,29 @@ Result<ChosenExtraction> ChooseExtraction(const Config& config, Catalog& catalog
 
 }  // namespace
 
+bool UsesVllm(const Config& config) { return config.engine == "vllm"; }
+
+std::string ModelName(const Config& config, const Engine* engine) {
+  const auto* vllm = dynamic_cast<const VllmEngine*>(engine);
+  if (vllm != nullptr) return vllm->model();
+  return UsesVllm(config) ? "vLLM" : config.model.stem().string();
+}
+
+KvCodec CodecOf(const Engine* engine, KvCodec configured) {
+  const auto* vllm = dynamic_cast<const VllmEngine*>(engine);
+  return vllm != nullptr ? vllm->codec().value_or(configured) : configured;
+}
+
+std::vector<std::string> SplitList(const std::string& text) {
+  std::vector<std::string> items;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(',', at), text.size());
+    items.emplace_back(TrimWhitespace(std::string_view(text).substr(at, end - at)));
+    at = end + 1;
+  }
+  return items;
+}
+
 Result<std::unique_ptr<Catalog>> OpenCatalog(const Config& config) {
   CatalogOptions options;
   options.folder = config.data_dir;
@@ -113,7 +184,8 @@ Status CompleteErasures(const Config& config, Catalog& catalog) {
       if (erasure.prefixes) INFERSCALE_RETURN_IF_ERROR(store->EraseScope(kPrefixScopeTag, 0));
       INFERSCALE_RETURN_IF_ERROR(store->Erase(erasure.keys));
     }
-    INFERSCALE_RETURN_IF_ERROR(catalog.CompleteErasure(erasure.id));
+    // vLLM's own store holds the rest: the service removes it there when it can be reached.
+    if (!UsesVllm(config)) INFERSCALE_RETURN_IF_ERROR(catalog.CompleteErasure(erasure.id));
   }
   return OkStatus();
 }
@@ -164,7 +236,8 @@ LlamaEngineOptions EngineOptions(const Config& config, const fs::path& folder) {
 }
 
 Result<std::shared_ptr<Engine>> OpenEngine(const Config& config, const fs::path& folder) {
-  INFERSCALE_RETURN_IF_ERROR(CheckModelFile(config.model, "the chat model", "--model"));
+  if (UsesVllm(config)) return OpenVllm(config);
+  INFERSCALE_RETURN_IF_ERROR(CheckEngine(config));
   return MakeLlamaEngine(EngineOptions(config, folder));
 }
 
@@ -197,9 +270,7 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
   // First what fails fastest: a folder in use, a missing file.
   INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<Catalog> catalog, OpenCatalog(placed));
   INFERSCALE_RETURN_IF_ERROR(CompleteErasures(placed, *catalog));
-  if (with_engine) {
-    INFERSCALE_RETURN_IF_ERROR(CheckModelFile(config.model, "the chat model", "--model"));
-  }
+  if (with_engine) INFERSCALE_RETURN_IF_ERROR(CheckEngine(config));
   INFERSCALE_ASSIGN_OR_RETURN(options.vectors, MakeVectorMemory(config.retrieval_device));
   options.vector_bytes = static_cast<std::size_t>(config.retrieval_bytes);
   INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<Embedder> embedder,
@@ -208,6 +279,7 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
   std::shared_ptr<Engine> engine;
   if (with_engine) {
     INFERSCALE_ASSIGN_OR_RETURN(engine, OpenEngine(config, folder));
+    options.codec = CodecOf(engine.get(), options.codec);
   }
   INFERSCALE_ASSIGN_OR_RETURN(ChosenExtraction chosen, ChooseExtraction(config, *catalog, engine));
   options.extraction = chosen.mode;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/config.h"
 #include "engine/llama/llama_engine_options.h"
@@ -43,8 +44,15 @@ Status CompleteErasures(const Config& config, Catalog& catalog);
 
 /// \param catalog if not null, remembers an endpoint's dimensions and lends them while it is down.
 Result<std::shared_ptr<Embedder>> OpenEmbedder(const Config& config, Catalog* catalog);
+bool UsesVllm(const Config& config);
+/// What the model is called, for headings and the API.
+std::string ModelName(const Config& config, const Engine* engine);
+/// In what an engine's facts are stored: as configured, unless the engine decides it.
+KvCodec CodecOf(const Engine* engine, KvCodec configured);
+/// Trimmed items of a list separated by commas; empty items are kept.
+std::vector<std::string> SplitList(const std::string& text);
 LlamaEngineOptions EngineOptions(const Config& config, const std::filesystem::path& folder);
-/// The chat model, its KV in `folder`/kv.
+/// The chat model, its KV in `folder`/kv; or vLLM's, its KV there.
 Result<std::shared_ptr<Engine>> OpenEngine(const Config& config,
                                            const std::filesystem::path& folder);
 

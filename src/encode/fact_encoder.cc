@@ -22,6 +22,15 @@ constexpr std::int32_t kWindowPrimerFacts = 10;
 /// Turns before and after a fact's own among which its subject's partner is looked for.
 constexpr std::int32_t kPartnerDistance = 16;
 
+/// Ids that an engine could not find out (see VllmEngine): not to be remembered.
+bool Unknown(std::span<const TokenId> ids) {
+  return std::any_of(ids.begin(), ids.end(), [](TokenId id) { return id < 0; });
+}
+
+Status UnknownIds() {
+  return Unavailable("the engine could not be asked for token ids; see its message in the log");
+}
+
 std::string TurnRef(TurnId id) { return "turn:" + std::to_string(id); }
 
 }  // namespace
@@ -84,6 +93,7 @@ TokenIds FactEncoder::ServedIds(const Fact& fact, const ScopeInfo& scope) {
     if (found != served_.end()) return found->second;
   }
   TokenIds ids = engine_.Tokenize(line);
+  if (Unknown(ids)) return ids;
   std::lock_guard lock(mutex_);
   const std::size_t bytes = line.size() + ids.size() * sizeof(TokenId);
   if (served_bytes_ + bytes > kMaxServedBytes) {
@@ -107,6 +117,7 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Opening() {
   auto opening = std::make_shared<TokenIds>(rendered.ids.begin(), rendered.ids.begin() + place);
   const TokenIds header = engine_.Tokenize(prompt_text::Header());
   opening->insert(opening->end(), header.begin(), header.end());
+  if (Unknown(*opening)) return UnknownIds();
   std::lock_guard lock(mutex_);
   opening_ = std::move(opening);
   return opening_;
@@ -127,6 +138,7 @@ std::shared_ptr<const TokenIds> FactEncoder::PrimerContext(const TokenIds& openi
     context->insert(context->end(), ids.begin(), ids.end());
     begin = end;
   }
+  if (Unknown(*context)) return context;
   std::lock_guard lock(mutex_);
   if (primer_contexts_.size() >= kMaxPrimerContexts) primer_contexts_.clear();
   return primer_contexts_[lines] = std::move(context);
@@ -233,6 +245,7 @@ Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scop
   FactEncoding encoding;
   INFERSCALE_ASSIGN_OR_RETURN(encoding.context, Context(fact, scope, &encoding.saw));
   encoding.own = ServedIds(fact, scope);
+  if (Unknown(*encoding.context) || Unknown(encoding.own)) return UnknownIds();
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.scope.tenant));
   encoding.key = MakeKvKey(secret, engine_.fingerprint(), codec_, ScopeText(scope.scope),
                            *encoding.context, encoding.own);

@@ -24,7 +24,7 @@ ALLOWED = {
     "catalog": ["kernels", "base"],
     "embed": ["llama", "kernels"],
     "retrieval": ["embed", "catalog", "llama", "kernels"],
-    "engine": ["kv", "llama"],
+    "engine": ["connector", "kv", "llama"],
     "encode": ["engine", "catalog"],
     "compose": ["encode", "engine", "catalog"],
     "memory": ["compose", "encode", "retrieval", "embed", "engine", "catalog"],

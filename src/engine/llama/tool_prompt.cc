@@ -5,7 +5,7 @@
 
 #include "base/utf8.h"
 #include "engine/llama/prompt_renderer.h"
-#include "engine/llama/prompt_roles.h"
+#include "engine/prompt_roles.h"
 
 namespace inferscale {
 namespace {
@@ -89,7 +89,7 @@ Result<RenderedChat> PromptRenderer::RenderWithTools(std::span<const ChatMessage
       return Fill(found->second, roles, messages);
   }
   INFERSCALE_ASSIGN_OR_RETURN(Skeleton skeleton, MakeToolSkeleton(roles, messages, tools));
-  RenderedChat chat = Fill(skeleton, roles, messages);
+  INFERSCALE_ASSIGN_OR_RETURN(RenderedChat chat, Fill(skeleton, roles, messages));
   if (keep) {
     const std::scoped_lock lock(mutex_);
     if (skeletons_.size() >= kMaxCachedSkeletons) skeletons_.clear();

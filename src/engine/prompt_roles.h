@@ -1,8 +1,8 @@
-#ifndef INFERSCALE_ENGINE_LLAMA_PROMPT_ROLES_H_
-#define INFERSCALE_ENGINE_LLAMA_PROMPT_ROLES_H_
+#ifndef INFERSCALE_ENGINE_PROMPT_ROLES_H_
+#define INFERSCALE_ENGINE_PROMPT_ROLES_H_
 
 /// \file prompt_roles.h
-/// What the files of PromptRenderer share.
+/// What the renderers share.
 
 #include <cstdio>
 #include <span>
@@ -23,7 +23,7 @@ inline constexpr std::size_t kSentinelDigits = 4;
 /// What stands for a message's text in a rendering. Letters and digits only: no template trims,
 /// escapes or recognises it.
 inline std::string Sentinel(std::size_t index) {
-  char text[32];
+  char text[64];
   std::snprintf(text, sizeof(text), "%s%04zuzQ", kSentinelHead.data(), index);
   return text;
 }
@@ -51,4 +51,4 @@ inline Result<std::vector<std::string>> RolesOf(std::span<const ChatMessage> mes
 
 }  // namespace inferscale
 
-#endif  // INFERSCALE_ENGINE_LLAMA_PROMPT_ROLES_H_
+#endif  // INFERSCALE_ENGINE_PROMPT_ROLES_H_

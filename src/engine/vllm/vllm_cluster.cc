@@ -1,0 +1,371 @@
+#include "engine/vllm/vllm_cluster.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/random.h"
+
+namespace inferscale {
+namespace {
+
+using nlohmann::json;
+
+/// A request may wait this long in vLLM's queue before the connector checks its signature.
+constexpr TimeMs kSignedForMs = 10 * 60'000;
+/// Positions that the connector reads for its measurement: 0, 1, 4, … 1024.
+constexpr std::int32_t kProbeTokens = 1025;
+constexpr std::chrono::milliseconds kPollPause{20}, kMostWait{20'000};
+constexpr std::int32_t kMostRanks = 1024;
+/// Looks at all cores, also those that were well, every so many looks at the others.
+constexpr std::int32_t kLookAtAll = 4;
+
+std::string WithoutVersion(std::string target) {
+  while (target.ends_with('/')) target.pop_back();
+  if (target.ends_with("/v1")) target.resize(target.size() - 3);
+  return target.empty() ? "/" : target;
+}
+
+json OneToken(const std::string& model, json prompt, const std::string& salt) {
+  return {{"model", model},
+          {"prompt", std::move(prompt)},
+          {"max_tokens", 1},
+          {"temperature", 0},
+          {"cache_salt", salt}};
+}
+
+}  // namespace
+
+json KeyList(std::span<const KvKey> keys) {
+  json list = json::array();
+  for (const KvKey& key : keys) list.push_back(HexEncode(key.bytes));
+  return {{"keys", std::move(list)}};
+}
+
+Status VllmCluster::AddServers() {
+  if (options_.urls.empty()) {
+    return InvalidArgument("no server is named; give vLLM's address with --vllm-url");
+  }
+  if (!options_.control_paths.empty() && options_.control_paths.size() != options_.urls.size()) {
+    return InvalidArgument("there are " + std::to_string(options_.urls.size()) + " URLs and " +
+                           std::to_string(options_.control_paths.size()) +
+                           " control sockets; --vllm-control takes one for each --vllm-url");
+  }
+  if (!options_.secret.empty() && options_.secret.size() < 16) {
+    return InvalidArgument("the secret shared with vLLM has less than 16 bytes");
+  }
+  for (std::size_t i = 0; i < options_.urls.size(); ++i) {
+    Result<Url> url = ParseUrl(options_.urls[i]);
+    if (!url.ok()) return url.status().WithContext("--vllm-url");
+    VllmServerOptions server;
+    server.url = *url;
+    server.url.target = WithoutVersion(url->target);
+    server.api_key = options_.api_key;
+    server.secret = options_.secret;
+    server.timeout = options_.timeout;
+    const bool kv = !options_.secret.empty() && !options_.force_text;
+    const std::string path = options_.control_paths.empty() ? "" : options_.control_paths[i];
+    if (kv) server.control_path = path;
+    // A server with data-parallel ranks has a socket for each.
+    std::error_code ignored;
+    const auto socket = [&](std::int32_t rank) { return path + "-" + std::to_string(rank); };
+    const bool ranked = kv && !path.empty() && std::filesystem::exists(socket(1), ignored);
+    if (ranked) server.rank = 0;
+    servers_.push_back(std::make_unique<VllmServer>(server));
+    for (std::int32_t rank = 1;
+         ranked && rank < kMostRanks && std::filesystem::exists(socket(rank), ignored); ++rank) {
+      server.rank = rank;
+      server.control_path = socket(rank);
+      servers_.push_back(std::make_unique<VllmServer>(server));
+    }
+  }
+  return OkStatus();
+}
+
+Status VllmCluster::ReadModels() {
+  Status first;
+  for (const auto& server : servers_) {
+    const Result<json> answer = server->Get("/v1/models");
+    if (!answer.ok()) {
+      if (first.ok()) first = answer.status();
+      spdlog::warn("vLLM: {}", answer.status().ToString());
+      continue;
+    }
+    const json& list = FieldOf(*answer, "data");
+    const json model = list.is_array() && !list.empty() ? list.front() : json();
+    const std::string id = StringOf(model, "id");
+    const std::int64_t length = IntegerOf(model, "max_model_len", 0);
+    if (id.empty() || length < 2 || length > 1 << 30) {
+      return DataLoss(server->name() +
+                      "/v1/models names no model with its length; check that the URL is vLLM's");
+    }
+    if (!model_.empty() && id != model_) {
+      return FailedPrecondition(server->name() + " serves " + id + ", another one " + model_ +
+                                "; all servers of --vllm-url must serve one model");
+    }
+    model_ = id;
+    const auto tokens = static_cast<std::int32_t>(length);
+    context_tokens_ = context_tokens_ == 0 ? tokens : std::min(context_tokens_, tokens);
+  }
+  return model_.empty() ? first : OkStatus();
+}
+
+Status VllmCluster::Introduce() {
+  INFERSCALE_RETURN_IF_ERROR(ReadModels());
+  // Any token that is an ordinary one.
+  INFERSCALE_ASSIGN_OR_RETURN(
+      const json tokens,
+      Ask("/tokenize", {{"model", model_}, {"prompt", " the"}, {"add_special_tokens", false}}));
+  const json& ids = FieldOf(tokens, "tokens");
+  if (ids.is_array() && !ids.empty() && ids.back().is_number_unsigned() &&
+      ids.back().get<std::uint64_t>() < 1u << 30) {
+    plain_token_ = ids.back().get<TokenId>();
+  }
+  fingerprint_ = Sha256("vLLM as text\n" + model_);
+  bool usable = false, any_control = false;
+  for (const auto& server : servers_) {
+    if (!server->has_control()) continue;
+    any_control = true;
+    const Result<VllmHello> hello = server->Hello();
+    if (!hello.ok()) {
+      kv_refusal_ = hello.status().message();
+      spdlog::warn("vLLM: {}", kv_refusal_);
+      continue;
+    }
+    if (knows_fingerprint_ && hello->fingerprint != fingerprint_) {
+      return FailedPrecondition(server->name() +
+                                " has another model, type or configuration than the first server; "
+                                "all servers of --vllm-url must be the same");
+    }
+    if (knows_fingerprint_ && hello->codec != codec_) {
+      return FailedPrecondition(server->name() +
+                                " stores KV in another codec than the first server; set one codec "
+                                "in all kv_connector_extra_config");
+    }
+    fingerprint_ = hello->fingerprint;
+    geometry_ = hello->geometry;
+    codec_ = hello->codec;
+    knows_fingerprint_ = true;
+    const Status prepared = Prepare(*server);
+    if (prepared.ok()) {
+      usable = true;
+    } else {
+      kv_refusal_ = prepared.message();
+      spdlog::warn("vLLM: {}", kv_refusal_);
+    }
+  }
+  if (usable) {
+    kv_refusal_.clear();
+  } else if (options_.force_text) {
+    kv_refusal_ = "facts are served as text by request";
+  } else if (!any_control) {
+    kv_refusal_ =
+        "no control socket or no secret is set: name both with --vllm-control and "
+        "--vllm-secret-file";
+  }
+  return OkStatus();
+}
+
+Result<std::unique_ptr<VllmCluster>> VllmCluster::Open(const VllmEngineOptions& options) {
+  std::unique_ptr<VllmCluster> cluster(new VllmCluster(options));
+  INFERSCALE_RETURN_IF_ERROR(cluster->AddServers());
+  INFERSCALE_RETURN_IF_ERROR(cluster->Introduce());
+  if (cluster->kv_refusal_.empty()) {
+    cluster->maintenance_ = std::thread([raw = cluster.get()] { raw->Maintain(); });
+  }
+  return cluster;
+}
+
+VllmCluster::~VllmCluster() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (maintenance_.joinable()) maintenance_.join();
+}
+
+void VllmCluster::Maintain() {
+  for (std::int32_t look = 1;; ++look) {
+    {
+      std::unique_lock lock(mutex_);
+      if (changed_.wait_for(lock, options_.recheck, [&] { return stopping_; })) return;
+    }
+    for (const auto& server : servers_) {
+      if (!server->has_control() || (server->kv_ready() && look % kLookAtAll != 0)) continue;
+      const bool was_ready = server->kv_ready();
+      const Status status = Prepare(*server);
+      if (status.ok() && !was_ready) spdlog::info("vLLM: {} serves KV", server->name());
+      if (!status.ok() && was_ready) spdlog::warn("vLLM: {}", status.message());
+    }
+  }
+}
+
+Status VllmCluster::Prepare(VllmServer& server) const {
+  INFERSCALE_ASSIGN_OR_RETURN(VllmHello hello, server.Hello());
+  const auto refuse = [&](Status status) {
+    server.SetKv(false, status.message());
+    return status;
+  };
+  if (hello.fingerprint != fingerprint_ || hello.codec != codec_) {
+    return refuse(FailedPrecondition(
+        server.name() +
+        " has another model, type, configuration or codec than when this gateway "
+        "started; start the gateway anew"));
+  }
+  if (hello.refusal.empty() && !hello.rotation_known) {
+    if (context_tokens_ <= kProbeTokens) {
+      return refuse(Unsupported("a context of " + std::to_string(context_tokens_) +
+                                " tokens is too short to measure the model's rotation in; raise "
+                                "--max-model-len above " +
+                                std::to_string(kProbeTokens)));
+    }
+    TransferRequest probe;
+    probe.operation = TransferOperation::kProbe;
+    probe.salt = Salt("probe", NewUuid());
+    const TokenIds prompt(kProbeTokens, plain_token_);
+    json body = OneToken(model_, prompt, probe.salt);
+    body["kv_transfer_params"] = {{"inferscale", Sign(&probe, prompt)}};
+    const Result<json> answer = server.Post("/v1/completions", body);
+    if (!answer.ok()) return refuse(answer.status());
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (hello.refusal.empty() && !hello.rotation_known &&
+           std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kPollPause);
+      INFERSCALE_ASSIGN_OR_RETURN(hello, server.Hello());
+    }
+  }
+  if (!hello.refusal.empty()) return refuse(Unsupported(server.name() + ": " + hello.refusal));
+  if (!hello.rotation_known) {
+    return refuse(Unavailable(server.name() +
+                              " did not measure its rotation; look at vLLM's log, and whether both "
+                              "sides have the same secret"));
+  }
+  server.SetKv(true, "");
+  return OkStatus();
+}
+
+Result<json> VllmCluster::Ask(std::string_view path, const json& body) const {
+  Status last;
+  for (const bool available : {true, false}) {  // those that failed of late only if no other does
+    for (const auto& server : servers_) {
+      if (server->Available() != available) continue;
+      Result<json> answer = server->Post(path, body);
+      if (answer.ok() || !answer.status().retryable()) return answer;
+      last = answer.status();
+    }
+    // One that has failed a moment ago was just tried.
+    if (!last.ok()) return last;
+  }
+  return Unavailable("no vLLM server is there");
+}
+
+std::vector<VllmServer*> VllmCluster::Order(std::uint64_t scope) const {
+  std::vector<VllmServer*> order;
+  for (const auto& server : servers_) order.push_back(server.get());
+  const auto rank = [&](const VllmServer* server) {
+    return std::make_pair(server->Available(), server->Weight(scope));
+  };
+  std::vector<std::pair<std::pair<bool, std::uint64_t>, VllmServer*>> ranked;
+  for (VllmServer* server : order) ranked.emplace_back(rank(server), server);
+  std::sort(ranked.begin(), ranked.end(),
+            [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (std::size_t i = 0; i < ranked.size(); ++i) order[i] = ranked[i].second;
+  return order;
+}
+
+std::vector<KvTier> VllmCluster::Presence(std::span<const KvKey> keys) const {
+  std::vector<KvTier> tiers(keys.size(), KvTier::kNone);
+  std::size_t reachable = 0;
+  std::vector<std::pair<VllmServer*, std::vector<bool>>> answers;
+  for (const auto& server : servers_) {
+    if (!server->has_control()) continue;
+    answers.emplace_back(server.get(), server->Presence(keys));
+    reachable += server->reachable() ? 1 : 0;
+  }
+  for (const auto& [server, ready] : answers) {
+    // While others can take over, what a core that is away holds must be made there again.
+    if (!server->reachable() && reachable > 0) continue;
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (ready[i]) tiers[i] = KvTier::kHost;
+    }
+  }
+  return tiers;
+}
+
+Status VllmCluster::AwaitErased(VllmServer& server, std::int64_t plan) const {
+  const auto deadline = std::chrono::steady_clock::now() + kMostWait;
+  while (true) {
+    INFERSCALE_ASSIGN_OR_RETURN(const json answer, server.Control("hello"));
+    if (IntegerOf(answer, "acknowledged", -1) >= plan) return OkStatus();
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return Unavailable(server.name() + " has not removed erased KV from all ranks within " +
+                         std::to_string(kMostWait.count() / 1000) + " s; look at vLLM's log");
+    }
+    // Ranks are told with a step, and an idle engine makes none.
+    if (server.foreground > 0) {
+      std::this_thread::sleep_for(kPollPause);
+      continue;
+    }
+    const Result<json> step = server.Post(
+        "/v1/completions", OneToken(model_, json::array({plain_token_}), Salt("step", NewUuid())));
+    if (!step.ok()) return step.status();
+  }
+}
+
+Status VllmCluster::Erase(std::string_view operation, const json& fields) const {
+  std::vector<std::pair<VllmServer*, std::int64_t>> plans;
+  Status status;
+  for (const auto& server : servers_) {
+    if (!server->has_control()) continue;
+    const Result<json> answer = server->Control(operation, fields);
+    if (answer.ok()) {
+      plans.emplace_back(server.get(), IntegerOf(*answer, "plan", 0));
+    } else if (status.ok()) {
+      status = answer.status();
+    }
+  }
+  for (const auto& [server, plan] : plans) {
+    const Status done = AwaitErased(*server, plan);
+    if (status.ok()) status = done;
+  }
+  return status;
+}
+
+KvStoreStats VllmCluster::Stats() const {
+  KvStoreStats stats;
+  for (const auto& server : servers_) {
+    if (!server->has_control()) continue;
+    const Result<json> answer = server->Control("stats");
+    if (!answer.ok()) continue;
+    stats.file_blocks += IntegerOf(*answer, "blocks", 0);
+    stats.file_bytes += IntegerOf(*answer, "bytes", 0);
+    stats.pinned_blocks += IntegerOf(*answer, "pins", 0);
+    stats.evictions_file += IntegerOf(*answer, "evictions", 0);
+    stats.corrupt += IntegerOf(*answer, "load_failures", 0);
+  }
+  return stats;
+}
+
+std::string VllmCluster::Salt(std::string_view purpose, std::string_view text) const {
+  ByteWriter message;
+  message.WriteString("inferscale salt 1");
+  message.WriteString(purpose);
+  message.WriteBytes(fingerprint_);
+  message.WriteString(text);
+  return HexEncode(HmacSha256(options_.secret, message.bytes()));
+}
+
+json VllmCluster::Sign(TransferRequest* request, std::span<const TokenId> prompt) const {
+  request->expires_ms = NowMs() + kSignedForMs;
+  request->mac = TransferMac(*request, prompt, options_.secret);
+  return json::parse(SerializeTransferRequest(*request), nullptr, /*allow_exceptions=*/false);
+}
+
+}  // namespace inferscale

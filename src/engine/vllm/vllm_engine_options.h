@@ -1,0 +1,23 @@
+#ifndef INFERSCALE_ENGINE_VLLM_VLLM_ENGINE_OPTIONS_H_
+#define INFERSCALE_ENGINE_VLLM_VLLM_ENGINE_OPTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace inferscale {
+
+struct VllmEngineOptions {
+  std::vector<std::string> urls;           ///< of servers of one model
+  std::vector<std::string> control_paths;  ///< [urls] or empty; an empty one: that server has no KV
+  std::string api_key;                     ///< of all of them; empty: none
+  std::vector<std::uint8_t> secret;        ///< shared with the connectors; empty: no KV
+  std::chrono::milliseconds timeout{60'000};  ///< longest silence of a server
+  std::chrono::milliseconds recheck{2'000};   ///< between looks at servers whose KV is not usable
+  bool force_text = false;                    ///< never encode or inject
+};
+
+}  // namespace inferscale
+
+#endif  // INFERSCALE_ENGINE_VLLM_VLLM_ENGINE_OPTIONS_H_
