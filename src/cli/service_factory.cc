@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
+#include <span>
 #include <system_error>
 #include <utility>
 
@@ -76,6 +77,18 @@ Result<std::shared_ptr<Engine>> OpenVllm(const Config& config) {
   }
   INFERSCALE_ASSIGN_OR_RETURN(std::unique_ptr<VllmEngine> engine, VllmEngine::Create(options));
   return std::shared_ptr<Engine>(std::move(engine));
+}
+
+Status EraseInVllm(const Config& config, std::span<const Erasure> erasures) {
+  INFERSCALE_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> engine, OpenVllm(config));
+  for (const Erasure& erasure : erasures) {
+    if (erasure.whole_scope) {
+      INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(erasure.scope_tag, erasure.epoch));
+    }
+    if (erasure.prefixes) INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(kPrefixScopeTag, 0));
+    INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag, erasure.epoch));
+  }
+  return OkStatus();
 }
 
 /// What can be known to be missing before anything is loaded.
@@ -184,8 +197,18 @@ Status CompleteErasures(const Config& config, Catalog& catalog) {
       if (erasure.prefixes) INFERSCALE_RETURN_IF_ERROR(store->EraseScope(kPrefixScopeTag, 0));
       INFERSCALE_RETURN_IF_ERROR(store->Erase(erasure.keys));
     }
-    // vLLM's own store holds the rest: the service removes it there when it can be reached.
-    if (!UsesVllm(config)) INFERSCALE_RETURN_IF_ERROR(catalog.CompleteErasure(erasure.id));
+  }
+  if (UsesVllm(config)) {
+    const Status erased = EraseInVllm(config, erasures);
+    if (!erased.ok()) {
+      // They stay recorded, and a service that reaches the servers carries them out.
+      spdlog::warn("KV of erased memories is left in vLLM until it can be reached: {}",
+                   erased.message());
+      return OkStatus();
+    }
+  }
+  for (const Erasure& erasure : erasures) {
+    INFERSCALE_RETURN_IF_ERROR(catalog.CompleteErasure(erasure.id));
   }
   return OkStatus();
 }

@@ -39,7 +39,8 @@ struct OpenedService {
 /// it.
 Result<std::unique_ptr<Catalog>> OpenCatalog(const Config& config);
 
-/// Removes from the KV files what erasures took out of the catalog. Needs no model.
+/// Removes from the KV files, or from vLLM, what erasures took out of the catalog. Needs no model;
+/// vLLM may be away: what it holds then stays recorded.
 Status CompleteErasures(const Config& config, Catalog& catalog);
 
 /// \param catalog if not null, remembers an endpoint's dimensions and lends them while it is down.

@@ -1,5 +1,6 @@
 #include "support/fake_vllm.h"
 
+#include <cmath>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -245,10 +246,17 @@ HttpReply FakeVllm::Complete(const json& body) {
   }
   const std::chrono::milliseconds delay(delay_ms.load());
   if (!body.value("stream", false)) {
+    if (body.value("logprobs", 0) > max_logprobs) {
+      return Refuse(400, "greater than max allowed: " + std::to_string(max_logprobs));
+    }
     json choice = {{"text", "f"}, {"finish_reason", "length"}, {"token_ids", {'f'}}};
     if (body.contains("allowed_token_ids")) {
       choice["token_ids"] = body["allowed_token_ids"];
       choice["logprobs"] = {{"token_logprobs", {-0.5}}};
+      json& top = choice["logprobs"]["top_logprobs"];
+      for (int id = 0; id < body.value("logprobs", 0); ++id) {
+        top[0]["token_id:" + std::to_string(id)] = -std::log(max_logprobs);
+      }
     }
     return {.body = json{{"choices", {choice}}, {"kv_transfer_params", said}}.dump(),
             .delay = delay};

@@ -69,6 +69,7 @@ class FakeVllm {
   int tokenized = 0;
   std::string model = "tiny";
   bool has_template = true;
+  int max_logprobs = 20;
   std::atomic<int> delay_ms{0};  ///< of every completion
   /// Answers a request in another way.
   std::function<std::optional<HttpReply>(const HttpExchange&)> instead;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <future>
 #include <memory>
 #include <mutex>
@@ -172,7 +173,6 @@ TEST_F(VllmEngineTest, SamplingIsSentWhole) {
   sampling.max_tokens = 100000;
   sampling.stop = {"x"};
   sampling.logprobs = 2;
-  sampling.grammar = "root ::= \"a\"";
   Generate(WithFact(1), sampling);
   const json body = server.completions.back();
   EXPECT_EQ(body["temperature"], 0.5);
@@ -182,8 +182,7 @@ TEST_F(VllmEngineTest, SamplingIsSentWhole) {
   EXPECT_EQ(body["max_tokens"], 4096 - 12);
   EXPECT_EQ(body["stop"], json({"x"}));
   EXPECT_EQ(body["logprobs"], 2);
-  EXPECT_EQ(body["structured_outputs"]["grammar"], sampling.grammar);
-  sampling.grammar_triggers = {"<tool>"};
+  sampling.grammar = "root ::= \"a\"";
   EXPECT_EQ(Generate(WithFact(1), sampling).status.code(), StatusCode::kUnsupported);
 }
 
@@ -509,7 +508,14 @@ TEST_F(VllmEngineTest, ScoresAContinuationTokenByToken) {
   EXPECT_EQ(score->logprobs, (std::vector<float>{-0.5F, -0.5F, -0.5F}));
   EXPECT_EQ(score->generation.injected_tokens, 7);
   EXPECT_EQ(server.completions.back()["prompt"].size(), 12u + 2u);
-  EXPECT_EQ(engine_->Score(WithFact(1), {'a'}, true).status().code(), StatusCode::kUnsupported);
+  const auto none = engine_->Score(WithFact(1), {'a'}, true);
+  EXPECT_EQ(none.status().code(), StatusCode::kUnsupported);
+  EXPECT_THAT(none.status().message(), HasSubstr("--max-logprobs -1"));
+  server.max_logprobs = 258;
+  const auto whole = engine_->Score(WithFact(1), {'a', 'b'}, true);
+  ASSERT_TRUE(whole.ok()) << whole.status().ToString();
+  ASSERT_EQ(whole->first_logprobs.size(), 258u);
+  EXPECT_NEAR(whole->first_logprobs[7], -std::log(258), 1e-3);
 }
 
 TEST_F(VllmEngineTest, ServersOfDifferentModelsAreRefused) {

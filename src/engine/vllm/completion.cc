@@ -15,16 +15,6 @@ namespace {
 
 using nlohmann::json;
 
-/// Of "token_id:17", as return_tokens_as_token_ids writes tokens; -1 for anything else.
-TokenId IdOf(std::string_view text) {
-  constexpr std::string_view kPrefix = "token_id:";
-  if (!text.starts_with(kPrefix)) return -1;
-  text.remove_prefix(kPrefix.size());
-  TokenId id = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-  return error == std::errc() && end == text.data() + text.size() ? id : -1;
-}
-
 /// The status of an error that comes inside a stream.
 Status StreamedError(const json& error) {
   const std::string message =
@@ -36,12 +26,22 @@ Status StreamedError(const json& error) {
 
 }  // namespace
 
+TokenId TokenIdOf(std::string_view text) {
+  constexpr std::string_view kPrefix = "token_id:";
+  if (!text.starts_with(kPrefix)) return -1;
+  text.remove_prefix(kPrefix.size());
+  TokenId id = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  return error == std::errc() && end == text.data() + text.size() ? id : -1;
+}
+
 Result<json> CompletionBody(const std::string& model, const TokenIds& prompt,
                             const Sampling& sampling, const std::string& salt,
                             std::int32_t context_tokens) {
-  if (!sampling.grammar_triggers.empty() || !sampling.grammar_trigger_tokens.empty() ||
-      !sampling.grammar_prefill.empty() || !sampling.shown_tokens.empty()) {
-    return Unsupported("vLLM holds an answer to a grammar from its first token or not at all");
+  // vLLM reads another dialect than GBNF, and a grammar that it cannot read ends its engine core
+  // with all requests in it (seen with 0.24).
+  if (!sampling.grammar.empty() || !sampling.shown_tokens.empty()) {
+    return Unsupported("answers of a given form are not supported with engine vllm");
   }
   const std::int32_t room = context_tokens - static_cast<std::int32_t>(prompt.size());
   json body = {{"model", model},
@@ -59,7 +59,6 @@ Result<json> CompletionBody(const std::string& model, const TokenIds& prompt,
                {"max_tokens", std::max(1, std::min(sampling.max_tokens, room))}};
   if (sampling.seed) body["seed"] = *sampling.seed;
   if (!sampling.stop.empty()) body["stop"] = sampling.stop;
-  if (!sampling.grammar.empty()) body["structured_outputs"] = {{"grammar", sampling.grammar}};
   if (sampling.logprobs >= 0) {
     body["logprobs"] = sampling.logprobs;
     body["return_tokens_as_token_ids"] = true;
@@ -109,7 +108,7 @@ Status CompletionReader::TakeChoice(const json& choice) {
     }
     if (!top.is_array() || i >= top.size() || !top[i].is_object()) continue;
     for (const auto& [name, value] : top[i].items()) {
-      const TokenId id = IdOf(name);
+      const TokenId id = TokenIdOf(name);
       if (id >= 0 && value.is_number()) events[i].top_logprobs.emplace_back(id, value.get<float>());
     }
     std::sort(events[i].top_logprobs.begin(), events[i].top_logprobs.end(),

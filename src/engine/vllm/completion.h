@@ -19,6 +19,9 @@ Result<nlohmann::json> CompletionBody(const std::string& model, const TokenIds& 
                                       const Sampling& sampling, const std::string& salt,
                                       std::int32_t context_tokens);
 
+/// The id in "token_id:17", as return_tokens_as_token_ids writes tokens; -1 for anything else.
+TokenId TokenIdOf(std::string_view text);
+
 /// Reads the events of a streamed completion. Not thread-safe.
 class CompletionReader {
  public:

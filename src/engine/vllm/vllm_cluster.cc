@@ -69,6 +69,7 @@ Status VllmCluster::AddServers() {
     server.api_key = options_.api_key;
     server.secret = options_.secret;
     server.timeout = options_.timeout;
+    server.quick_timeout = options_.quick_timeout;
     const bool kv = !options_.secret.empty() && !options_.force_text;
     const std::string path = options_.control_paths.empty() ? "" : options_.control_paths[i];
     if (kv) server.control_path = path;

@@ -22,6 +22,8 @@ namespace {
 /// Answers that may be under way at once; vLLM queues what it cannot run yet.
 constexpr std::int32_t kMostGenerations = 1024;
 constexpr TokenId kUnknownId = -1;
+/// Keys of one control request: some 4 MB, of the 16 MiB that a line may have.
+constexpr std::size_t kKeysALine = 100'000;
 
 bool Unknown(std::span<const TokenId> ids) {
   return std::any_of(ids.begin(), ids.end(), [](TokenId id) { return id < 0; });
@@ -86,7 +88,6 @@ Result<std::unique_ptr<VllmEngine>> VllmEngine::Create(const VllmEngineOptions& 
   able.kv_injection = able.kv_refusal.empty();
   able.context_tokens = cluster->context_tokens();
   able.parallel_sequences = kMostGenerations;
-  able.grammar = true;
   able.scoring = true;
   able.system_role = impl.renderer->system_role();
   if (able.kv_injection) {
@@ -184,9 +185,6 @@ std::shared_ptr<Generation> VllmEngine::Generate(
 Result<ScoreReport> VllmEngine::Score(Composition composition, TokenIds continuation,
                                       bool first_distribution) {
   if (continuation.empty()) return InvalidArgument("there is no continuation to score");
-  if (first_distribution) {
-    return Unsupported("vLLM gives no distribution over its whole vocabulary");
-  }
   if (Unknown(composition.ids) || Unknown(continuation)) return UnknownIds();
   const std::int32_t context = impl_->capabilities.context_tokens;
   INFERSCALE_RETURN_IF_ERROR(
@@ -196,7 +194,7 @@ Result<ScoreReport> VllmEngine::Score(Composition composition, TokenIds continua
                            std::to_string(context) + " tokens");
   }
   if (!impl_->capabilities.kv_injection) composition.inject = false;
-  return ScoreContinuation(*impl_->cluster, composition, continuation);
+  return ScoreContinuation(*impl_->cluster, composition, continuation, first_distribution);
 }
 
 std::vector<KvTier> VllmEngine::Presence(std::span<const KvKey> keys) const {
@@ -209,8 +207,11 @@ Status VllmEngine::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag,
   if (impl_->encoder != nullptr) {
     INFERSCALE_RETURN_IF_ERROR(impl_->encoder->Fence(scope_tag, epoch));
   }
-  if (keys.empty()) return OkStatus();
-  return impl_->cluster->Erase("erase", KeyList(keys));
+  for (std::size_t at = 0; at < keys.size(); at += kKeysALine) {
+    const std::size_t count = std::min(kKeysALine, keys.size() - at);
+    INFERSCALE_RETURN_IF_ERROR(impl_->cluster->Erase("erase", KeyList(keys.subspan(at, count))));
+  }
+  return OkStatus();
 }
 
 Status VllmEngine::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {

@@ -1,6 +1,8 @@
 #include "engine/vllm/vllm_generation.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,6 +20,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kReportPause{5};
 constexpr int kReportTries = 10;
+/// Fewer log-probabilities a token are a server's limit, not its vocabulary.
+constexpr std::int32_t kLeastVocabulary = 257;
 
 double MillisecondsSince(SteadyClock::time_point start) {
   return std::chrono::duration<double, std::milli>(SteadyClock::now() - start).count();
@@ -125,6 +129,44 @@ void TakeReport(const json& said, const Composition& composition, std::int64_t c
   report->fallbacks = fallbacks.Take();
 }
 
+/// How many log-probabilities a token the server gives: its refusal of too many says so.
+Result<std::int32_t> LogprobLimit(const VllmCluster& cluster, const VllmServer& server) {
+  const Result<json> answer =
+      server.Post("/v1/completions", {{"model", cluster.model()},
+                                      {"prompt", TokenIds{cluster.plain_token()}},
+                                      {"max_tokens", 1},
+                                      {"logprobs", 1 << 30}});
+  const std::string message = answer.status().message();
+  constexpr std::string_view kBefore = "max allowed: ";
+  const std::size_t at = message.find(kBefore);
+  std::int32_t limit = 0;
+  if (at != std::string::npos) {
+    const char* const begin = message.data() + at + kBefore.size();
+    std::from_chars(begin, message.data() + message.size(), limit);
+  }
+  if (limit >= kLeastVocabulary) return limit;
+  if (answer.status().retryable()) return answer.status();
+  return Unsupported(server.name() +
+                     " gives no distribution over its whole vocabulary; start vLLM with "
+                     "--max-logprobs -1 to evaluate with it");
+}
+
+/// Reads the distribution of one token. \return whether it is whole.
+bool ReadDistribution(const json& logprobs, std::int32_t vocabulary, std::vector<float>* values) {
+  constexpr float kImpossible = -9999;
+  const json& list = FieldOf(logprobs, "top_logprobs");
+  if (!list.is_array() || list.size() != 1 || !list[0].is_object()) return false;
+  values->assign(static_cast<std::size_t>(vocabulary), kImpossible);
+  double sum = 0;
+  for (const auto& [name, value] : list[0].items()) {
+    const TokenId id = TokenIdOf(name);
+    if (id < 0 || id >= vocabulary || !value.is_number()) return false;
+    (*values)[static_cast<std::size_t>(id)] = std::max(value.get<float>(), kImpossible);
+    sum += std::exp(value.get<double>());
+  }
+  return std::abs(sum - 1) < 0.01;
+}
+
 /// The class of a failure that another core may not have.
 bool WorthAnother(const Status& status) {
   return status.code() == StatusCode::kUnavailable || status.code() == StatusCode::kDataLoss;
@@ -208,7 +250,7 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
 }
 
 Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composition& composition,
-                                      const TokenIds& continuation) {
+                                      const TokenIds& continuation, bool first_distribution) {
   ScoreReport score;
   GenerationReport& report = score.generation;
   report.prompt_tokens = static_cast<std::int32_t>(composition.ids.size());
@@ -219,7 +261,12 @@ Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composit
   if (order.empty()) return Unavailable("no vLLM server is there");
   VllmServer& server = *order.front();
   const ForegroundScope scope(server);
+  std::int32_t vocabulary = 0;
+  if (first_distribution) {
+    INFERSCALE_ASSIGN_OR_RETURN(vocabulary, LogprobLimit(cluster, server));
+  }
   for (const TokenId wanted : continuation) {
+    const bool whole = first_distribution && score.logprobs.empty();
     const Carried carried = Prepare(cluster, server, composition, prompt);
     // The log-probability is the one before the choice is narrowed (vLLM's raw_logprobs).
     json body = {{"model", cluster.model()},
@@ -229,7 +276,8 @@ Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composit
                  {"temperature", 0},
                  {"repetition_penalty", 1.0},
                  {"allowed_token_ids", TokenIds{wanted}},
-                 {"logprobs", 0},
+                 {"logprobs", whole ? vocabulary : 0},
+                 {"return_tokens_as_token_ids", true},
                  {"return_token_ids", true}};
     if (!carried.transfer.is_null()) body["kv_transfer_params"] = carried.transfer;
     INFERSCALE_ASSIGN_OR_RETURN(const json answer, server.Post("/v1/completions", body));
@@ -240,6 +288,10 @@ Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composit
     if (!values.is_array() || values.size() != 1 || !values[0].is_number() || !ids.is_array() ||
         ids.size() != 1 || ids[0] != wanted) {
       return DataLoss(server.name() + " gives no log-probability of the token that was asked for");
+    }
+    if (whole &&
+        !ReadDistribution(FieldOf(choice, "logprobs"), vocabulary, &score.first_logprobs)) {
+      return DataLoss(server.name() + " gives a distribution that is not whole");
     }
     score.logprobs.push_back(values[0].get<float>());
     if (score.logprobs.size() == 1) {

@@ -41,9 +41,9 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
                           HttpCancellation& cancellation);
 
 /// Log-probabilities of a continuation, a request a token: vLLM computes prompts' log-probabilities
-/// without stored KV.
+/// without stored KV. kUnsupported: the server gives no distribution of the whole vocabulary.
 Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composition& composition,
-                                      const TokenIds& continuation);
+                                      const TokenIds& continuation, bool first_distribution);
 
 }  // namespace inferscale
 

@@ -90,7 +90,8 @@ HttpPost VllmServer::Request(std::string_view path, const json* body) const {
   // Text from outside may hold broken UTF-8: it must not end the program.
   if (body != nullptr) request.body = body->dump(-1, ' ', false, json::error_handler_t::replace);
   request.bearer_token = options_.api_key;
-  request.timeout = options_.timeout;
+  const bool computes = path == "/v1/completions";
+  request.timeout = computes ? options_.timeout : options_.quick_timeout;
   if (options_.rank >= 0) {
     request.headers = {{"X-data-parallel-rank", std::to_string(options_.rank)}};
   }

@@ -29,7 +29,8 @@ struct VllmServerOptions {
   std::string control_path;  ///< empty: none, so no KV
   std::int32_t rank = -1;    ///< data-parallel rank; -1: the server chooses
   std::vector<std::uint8_t> secret;
-  std::chrono::milliseconds timeout{60'000};  ///< longest silence of an answer
+  std::chrono::milliseconds timeout{120'000};       ///< longest silence of a completion
+  std::chrono::milliseconds quick_timeout{15'000};  ///< of any other answer
 };
 
 /// What a core's connector says of itself.
