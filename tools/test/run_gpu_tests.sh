@@ -8,6 +8,10 @@ PATH=$PATH:/usr/local/cuda/bin
 failed=()
 for source in "$repository"/tests/gpu/*_test.cc; do
   name=$(basename "$source" .cc)
+  if [[ ! -x $GPU_BINARIES/$name ]]; then
+    failed+=("$name (not there)")
+    continue
+  fi
   checker=()
   if [[ ${1:-} == --memcheck ]]; then
     # Each case runs a hundred times slower under the checker.
