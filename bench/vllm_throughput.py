@@ -1,0 +1,68 @@
+"""Requests a second and time to first token of closed batches, on an unmodified vLLM: throughput.json.
+
+Each user asks once, all at the same time: their own facts, 64 new tokens, 50 output tokens. Modes:
+`text`: the facts are computed; `kv` (`kv_int4`): injected; `ceiling`: the prompts are already in vLLM's
+prefix cache.
+"""
+
+from vllm_common import TAIL_TOKENS, Results, left, main
+
+OUTPUT_TOKENS = 50
+
+
+def run(engine, options) -> None:
+    results = Results(options.out / "throughput.json",
+                      ("shape", "users", "mode", "fact_tokens"))
+    kv = "kv_int4" if options.codec == "int4" else "kv"
+    wanted = options.modes.split(",") if options.modes else ["text", "kv", "ceiling"]
+    wanted = [mode for mode in wanted if mode != "text_cached"]
+    counts = [int(count) for count in options.users.split(",")]
+    memories = [engine.facts(tokens=options.fact_tokens)
+                for _ in range(min(options.memories, max(counts)))]
+    for memory in memories:
+        engine.capture(memory)
+    engine.worker.native.flush()  # what is still copied to host memory would be measured too
+    print(f"captured; {left(options):.0f} s left", flush=True)
+
+    def request(mode, user, round_number):
+        memory, tail = memories[user % len(memories)], engine.ids(TAIL_TOKENS)
+        if mode == "text":
+            return engine.request([*engine.ids(options.fact_tokens), *tail], tokens=OUTPUT_TOKENS)
+        prompt, blocks = engine.place(memory)
+        if mode == "kv":
+            return engine.request([*prompt, *tail], "inject", blocks, tokens=OUTPUT_TOKENS)
+        # A user's own salt: prompts that users share are not shared in the cache.
+        return engine.request([*prompt, *tail], salt=f"user {user}", tokens=OUTPUT_TOKENS)
+
+    for users in sorted(counts):
+        rounds = {1: 6, 10: 4}.get(users, 2)
+        taken = {mode: ([], []) for mode in wanted}
+        for round_number in range(-1, rounds):
+            for mode in wanted:
+                if left(options) < 15:
+                    print("throughput: no time left", flush=True)
+                    return
+                if mode == "text" and users >= 50 and round_number not in (-1, 0):
+                    continue  # seconds long, and steady
+                if mode == "text" and users >= 50 and round_number == -1:
+                    continue
+                requests = [request(mode, user, round_number) for user in range(users)]
+                seconds, first = engine.batch(requests)
+                if round_number >= 0:  # the first one warms up, and fills the prefix cache
+                    taken[mode][0].append(seconds)
+                    taken[mode][1].extend(first)
+        for mode in wanted:
+            seconds, first = taken[mode]
+            first.sort()
+            results.add({
+                "shape": options.shape, "users": users, "mode": kv if mode == "kv" else mode,
+                "fact_tokens": options.fact_tokens, "output_tokens": OUTPUT_TOKENS,
+                "requests_per_s": round(users * len(seconds) / sum(seconds), 2),
+                "ttft_p50_ms": round(1e3 * first[len(first) // 2], 2),
+                "ttft_p99_ms": round(1e3 * first[int(0.99 * (len(first) - 1))], 2),
+                "rounds": len(seconds), "memories": len(memories),
+                **({"codec": options.codec} if mode == "kv" else {})})
+
+
+if __name__ == "__main__":
+    main("throughput")
