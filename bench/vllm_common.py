@@ -59,7 +59,7 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("also", nargs="*", help="further benchmarks on the same engine")
     parser.add_argument("--shape", default="Llama-3.1-8B", choices=SHAPES)
     parser.add_argument("--codec", default="bf16")
-    parser.add_argument("--gpu-bytes", default="30G")
+    parser.add_argument("--gpu-bytes", default="32G")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.72)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--repetitions", type=int, default=15)

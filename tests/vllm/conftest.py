@@ -156,7 +156,9 @@ def tiny_model(tmp_path_factory) -> str:
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("tiny")
-    hidden, heads, kv_heads, dim, inner, layers, vocabulary = 128, 4, 2, 32, 256, 4, 512
+    # Heads of 64: every attention kernel of a GPU takes them.
+    dim = 64 if DEVICE == "cuda" else 32
+    hidden, heads, kv_heads, inner, layers, vocabulary = 4 * dim, 4, 2, 256, 4, 512
     torch.manual_seed(11)
 
     def random(*shape):

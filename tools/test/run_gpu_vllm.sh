@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The connector on a real vLLM on this machine's GPU, with CUDA graphs.
+#   run_gpu_vllm.sh tests [PYTEST-ARGUMENT...]   every case of bookkeeping, under both model runners
+#   run_gpu_vllm.sh bench [OPTION...]            exactness, ttft and throughput into bench/results
+# PYTHON (python3) finds vllm, the wheel (or python/ with its built module) and pytest.
+set -euo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+python=${PYTHON:-python3}
+export PYTHONPATH=$repository/python${PYTHONPATH:+:$PYTHONPATH}
+what=${1:?tests or bench}
+shift
+case $what in
+  tests)
+    cd "$repository/tests/vllm"
+    export INFERSCALE_TEST_VLLM_DEVICE=cuda
+    (($#)) || set -- test_layouts.py test_bookkeeping.py test_preemption.py
+    failed=0
+    for runner in 0 1; do
+      printf '\n== VLLM_USE_V2_MODEL_RUNNER=%s ==\n' "$runner"
+      VLLM_USE_V2_MODEL_RUNNER=$runner "$python" -m pytest -q -p no:cacheprovider -p no:warnings \
+        --tb=short --show-capture=no "$@" || failed=1
+    done
+    exit "$failed"
+    ;;
+  bench)
+    cd "$repository"
+    results=${INFERSCALE_BENCH_RESULTS:-bench/results}
+    "$python" bench/vllm_ttft.py exactness throughput --codec bf16 --budget-seconds 330 \
+      --out "$results" "$@" || failed=1
+    "$python" bench/vllm_ttft.py exactness throughput --codec int4 --modes kv,ceiling \
+      --budget-seconds 250 --out "$results" "$@" || failed=1
+    exit "${failed:-0}"
+    ;;
+  *) echo "inferscale: error: tests or bench, not '$what'" >&2 && exit 1 ;;
+esac
