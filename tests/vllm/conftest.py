@@ -68,7 +68,7 @@ class Engine:
         try:
             self.llm = LLM(
                 model=model,
-                dtype=DTYPE,
+                dtype=options.pop("dtype", DTYPE),
                 enforce_eager=options.pop("enforce_eager", DEVICE != "cuda"),
                 skip_tokenizer_init=True,
                 max_model_len=options.pop("max_model_len", 2048),
@@ -185,7 +185,7 @@ def tiny_model(tmp_path_factory) -> str:
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "vocab_size": vocabulary, "tie_word_embeddings": False, "torch_dtype": "float32",
         "bos_token_id": 1, "eos_token_id": 2}))
     return str(folder)
