@@ -48,7 +48,7 @@ wheel: packages ## the vLLM connector: dist/inferscale-*.whl
 	@$(SETUP)/install_packages.sh vllm
 	@$(SETUP)/build_wheel.sh >/dev/null
 
-test-vllm: packages models ## the connector on a real vLLM on this CPU; VLLM=0.32.0 for that version
+test-vllm: build models ## the connector on a real vLLM on this CPU; VLLM=0.32.0 for that version
 	@tools/test/run_vllm_tests.sh $(VLLM)
 
 bench: build models ## measure; every benchmark prints one table
