@@ -180,6 +180,9 @@ struct CatalogOptions {
   TimeMs ledger_lifetime_ms = 7LL * 24 * 3600 * 1000;
 };
 
+/// Facts of a scope, or those alone that have no name of their own.
+enum class WhichFacts : std::uint8_t { kAll, kNameless };
+
 class Catalog {
  public:
   virtual ~Catalog() = default;
@@ -206,7 +209,8 @@ class Catalog {
   virtual Result<std::vector<Turn>> TurnsBefore(ScopeId scope, TurnId before,
                                                 std::int32_t count) = 0;
   /// The first `count` live facts of the scope, oldest first (owner's primers).
-  virtual Result<std::vector<Fact>> OldestFacts(ScopeId scope, std::int32_t count) = 0;
+  virtual Result<std::vector<Fact>> OldestFacts(ScopeId scope, std::int32_t count,
+                                                WhichFacts which) = 0;
   virtual Result<std::vector<HistoryEntry>> History(const std::string& fact_id) = 0;
 
   virtual Result<Erasure> UpdateFact(const std::string& id, const FactUpdate& update) = 0;
@@ -255,7 +259,7 @@ class Catalog {
   virtual Status DropKvRecords(std::span<const KvKey> keys) = 0;
   /// The same for a scope's facts that were encoded behind fewer than `fewest` facts and turns.
   virtual Status DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id,
-                                    std::int32_t fewest) = 0;
+                                    std::int32_t fewest, WhichFacts which) = 0;
 
   // Durable queue.
   virtual Result<std::vector<Job>> PendingJobs(const std::string& kind, std::int32_t limit) = 0;

@@ -51,14 +51,15 @@ Result<std::int64_t> SqliteCatalog::CountFacts(const FactQuery& query) {
   });
 }
 
-Result<std::vector<Fact>> SqliteCatalog::OldestFacts(ScopeId scope, std::int32_t count) {
+Result<std::vector<Fact>> SqliteCatalog::OldestFacts(ScopeId scope, std::int32_t count,
+                                                     WhichFacts which) {
   if (count <= 0) return std::vector<Fact>();
-  static const std::string kSql =
-      "SELECT " + std::string(kFactColumns) +
-      " FROM facts WHERE scope_id = ? AND superseded_by = '' ORDER BY created_at_ms, row LIMIT ?";
+  static const std::string kSql = "SELECT " + std::string(kFactColumns) +
+                                  " FROM facts WHERE scope_id = ? AND superseded_by = '' AND "
+                                  "(name = '' OR NOT ?) ORDER BY created_at_ms, row LIMIT ?";
   return Read([&](Connection& connection) -> Result<std::vector<Fact>> {
     Query query(connection, kSql);
-    query.Bind(scope).Bind(count);
+    query.Bind(scope).Bind(which == WhichFacts::kNameless ? 1 : 0).Bind(count);
     std::vector<Fact> facts;
     while (query.Step()) facts.push_back(ReadFact(query));
     return facts;

@@ -175,25 +175,27 @@ Status SqliteCatalog::DropKvRecords(std::span<const KvKey> keys) {
 }
 
 Status SqliteCatalog::DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id,
-                                         std::int32_t fewest) {
+                                         std::int32_t fewest, WhichFacts which) {
   constexpr std::string_view kThin =
       "kv_records.encoding = ? AND kv_records.ready AND fact_row IN "
-      "(SELECT row FROM facts WHERE scope_id = ? AND superseded_by = '') AND "
+      "(SELECT row FROM facts WHERE scope_id = ? AND superseded_by = '' AND "
+      "(name = '' OR NOT ?)) AND "
       "(SELECT count(*) FROM kv_saw WHERE record = kv_records.id) < ?";
   static const std::string kAny = "SELECT 1 FROM kv_records WHERE " + std::string(kThin);
   static const std::string kDrop = "UPDATE kv_records SET ready = 0 WHERE " + std::string(kThin);
+  const std::int32_t nameless = which == WhichFacts::kNameless ? 1 : 0;
   // Usually there is none, and nothing to be written.
   INFERSCALE_ASSIGN_OR_RETURN(const std::int64_t encoding,
                               Read([&](Connection& connection) -> Result<std::int64_t> {
                                 const auto known = FindName(connection, encoding_id);
                                 if (!known) return std::int64_t{0};
                                 Query any(connection, kAny);
-                                any.Bind(*known).Bind(scope).Bind(fewest);
+                                any.Bind(*known).Bind(scope).Bind(nameless).Bind(fewest);
                                 return any.Step() ? *known : std::int64_t{0};
                               }));
   if (encoding == 0) return OkStatus();
   return Write([&](Connection& connection) -> Status {
-    Query(connection, kDrop).Bind(encoding).Bind(scope).Bind(fewest).Run();
+    Query(connection, kDrop).Bind(encoding).Bind(scope).Bind(nameless).Bind(fewest).Run();
     return OkStatus();
   });
 }

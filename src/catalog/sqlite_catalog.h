@@ -37,7 +37,8 @@ class SqliteCatalog final : public Catalog {
   Result<std::vector<Fact>> GetFacts(std::span<const std::string> ids) override;
   Result<std::vector<Fact>> ListFacts(const FactQuery& query) override;
   Result<std::int64_t> CountFacts(const FactQuery& query) override;
-  Result<std::vector<Fact>> OldestFacts(ScopeId scope, std::int32_t count) override;
+  Result<std::vector<Fact>> OldestFacts(ScopeId scope, std::int32_t count,
+                                        WhichFacts which) override;
   Result<std::vector<HistoryEntry>> History(const std::string& fact_id) override;
 
   Result<Erasure> UpdateFact(const std::string& id, const FactUpdate& update) override;
@@ -71,7 +72,7 @@ class SqliteCatalog final : public Catalog {
   Status MarkKvReady(std::span<const KvKey> keys) override;
   Status DropKvRecords(std::span<const KvKey> keys) override;
   Status DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id,
-                            std::int32_t fewest) override;
+                            std::int32_t fewest, WhichFacts which) override;
 
   Result<std::vector<Turn>> GetTurns(std::span<const TurnId> ids) override;
   Result<std::vector<Turn>> TurnsBefore(ScopeId scope, TurnId before, std::int32_t count) override;

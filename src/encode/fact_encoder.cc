@@ -57,6 +57,7 @@ FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCode
     identity += std::to_string(part.size()) + ":";
     identity += part;
   }
+  if (recipe_.kind == RecipeKind::kPrimer) identity += "without a name: the owner's own;";
   // The wording with and without names: facts of both forms are encoded under this identity.
   const std::string names[] = {"A", "B"};
   using Names = std::span<const std::string>;
@@ -183,6 +184,19 @@ Result<std::string> FactEncoder::Partner(const Fact& fact, const std::string& su
   return nearest->name;
 }
 
+std::shared_ptr<const TokenIds> FactEncoder::OwnContext(const TokenIds& opening,
+                                                        std::span<const Fact> examples,
+                                                        const Fact& fact, const ScopeInfo& scope,
+                                                        std::vector<std::string>* saw) {
+  std::string lines;
+  for (const Fact& example : examples) {
+    if (example.id == fact.id) continue;
+    lines += ServedLine(example, scope.display_name);
+    saw->push_back(example.id);
+  }
+  return PrimerContext(opening, lines);
+}
+
 Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact,
                                                              const ScopeInfo& scope,
                                                              std::vector<std::string>* saw) {
@@ -209,15 +223,20 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact,
       return std::shared_ptr<const TokenIds>(std::move(context));
     }
     case RecipeKind::kOwnerPrimer: {
-      INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
-                                  catalog_.OldestFacts(fact.scope_id, recipe_.count));
-      std::string lines;
-      for (const Fact& example : oldest) {
-        if (example.id == fact.id) continue;
-        lines += ServedLine(example, scope.display_name);
-        saw->push_back(example.id);
-      }
-      return PrimerContext(*opening, lines);
+      INFERSCALE_ASSIGN_OR_RETURN(
+          const std::vector<Fact> oldest,
+          catalog_.OldestFacts(fact.scope_id, recipe_.count, WhichFacts::kAll));
+      return OwnContext(*opening, oldest, fact, scope, saw);
+    }
+    case RecipeKind::kPrimer: {
+      // Nobody knows how the text of a fact without a name says whom it is about: only facts of
+      // the same owner say it in the same way (docs/accuracy.md).
+      if (!names.front().empty()) break;
+      INFERSCALE_ASSIGN_OR_RETURN(
+          const std::vector<Fact> oldest,
+          catalog_.OldestFacts(fact.scope_id, recipe_.count, WhichFacts::kNameless));
+      if (oldest.size() < static_cast<std::size_t>(recipe_.count)) break;
+      return OwnContext(*opening, oldest, fact, scope, saw);
     }
     case RecipeKind::kTurnPrimer:
       return PrimerContext(*opening, PrimerLines(recipe_.count, names, GenericTurnPrimer()));
@@ -232,13 +251,19 @@ Result<std::shared_ptr<const TokenIds>> FactEncoder::Context(const Fact& fact,
   return PrimerContext(*opening, PrimerLines(recipe_.count, names));
 }
 
-Status FactEncoder::RequeueThinPrimers(ScopeId scope) {
-  if (recipe_.kind != RecipeKind::kOwnerPrimer) return OkStatus();
+Status FactEncoder::RequeueThinPrimers(const ScopeInfo& scope) {
+  WhichFacts which = WhichFacts::kAll;
+  if (recipe_.kind == RecipeKind::kPrimer) {
+    which = WhichFacts::kNameless;
+    if (!ServedName(Fact(), scope.display_name).empty()) return OkStatus();  // all have a name
+  } else if (recipe_.kind != RecipeKind::kOwnerPrimer) {
+    return OkStatus();
+  }
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
-                              catalog_.OldestFacts(scope, recipe_.count));
+                              catalog_.OldestFacts(scope.id, recipe_.count, which));
   if (oldest.size() < static_cast<std::size_t>(recipe_.count)) return OkStatus();
   // A fact of the primer sees the others of it.
-  return catalog_.DropKvThatSawFewer(scope, encoding_id_, recipe_.count - 1);
+  return catalog_.DropKvThatSawFewer(scope.id, encoding_id_, recipe_.count - 1, which);
 }
 
 Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scope) {

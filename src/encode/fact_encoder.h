@@ -40,9 +40,10 @@ class FactEncoder {
   /// \param scope the fact's own scope.
   Result<FactEncoding> Encode(const Fact& fact, const ScopeInfo& scope);
 
-  /// With an owner's primer that is full by now: puts what was encoded before it was back on the
-  /// encode queue. What saw a fact that is gone is there already.
-  Status RequeueThinPrimers(ScopeId scope);
+  /// Where facts are encoded behind facts of their owner and there are enough of them by now: puts
+  /// what was encoded before that back on the encode queue. What saw a fact that is gone is there
+  /// already.
+  Status RequeueThinPrimers(const ScopeInfo& scope);
 
   /// Ids of the served line of a fact; remembered, because a fact is served again and again.
   TokenIds ServedIds(const Fact& fact, const ScopeInfo& scope);
@@ -53,6 +54,11 @@ class FactEncoder {
  private:
   Result<std::shared_ptr<const TokenIds>> Context(const Fact& fact, const ScopeInfo& scope,
                                                   std::vector<std::string>* saw);
+  /// Behind these facts of the same owner, `fact` itself left out.
+  std::shared_ptr<const TokenIds> OwnContext(const TokenIds& opening,
+                                             std::span<const Fact> examples, const Fact& fact,
+                                             const ScopeInfo& scope,
+                                             std::vector<std::string>* saw);
   /// Appends the turns before the fact, as dated bullets or as plain turns.
   Status AppendWindow(const Fact& fact, const ScopeInfo& scope, bool bullets, TokenIds* context,
                       std::vector<std::string>* saw);

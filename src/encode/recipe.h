@@ -20,7 +20,8 @@ namespace inferscale {
 enum class RecipeKind {
   kBare,          ///< nothing in front (the paper without windows)
   kHeader,        ///< canonical opening and header
-  kPrimer,        ///< opening, header and a fixed list of example facts with the owner's names
+  kPrimer,        ///< opening, header and a fixed list of example facts with the fact's name; a
+                  ///< fact without one: the owner's oldest such facts, once there are enough
   kOwnerPrimer,   ///< the same with the owner's own oldest facts as the list
   kWindow,        ///< the turns before the fact, nothing else (the paper's Context-Window Encoding)
   kHeaderWindow,  ///< opening, header, and those turns written as dated bullets

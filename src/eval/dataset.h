@@ -25,7 +25,8 @@ struct EvalTurn {
 
 struct EvalFact {
   std::string speaker;
-  std::string text;  ///< reads after "Speaker: "
+  std::string text;      ///< reads after "Speaker: "
+  std::string sentence;  ///< reads alone; empty: `text` does
   TimeMs time_ms = 0;
   std::vector<std::string> sources;  ///< ids of turns; unknown ones are ignored
   std::int32_t session = 0;
@@ -52,6 +53,19 @@ struct EvalDataset {
   std::string name;
   std::vector<EvalConversation> conversations;
 };
+
+/// Whom facts and questions name, `--names`.
+enum class EvalNames : std::uint8_t {
+  kGiven,  ///< a fact has its speaker's name
+  kText,   ///< no fact has a name, its text says whom it is about
+  kUser,   ///< the same, and every speaker is "the user", in turns, questions and answers too
+  kNone,   ///< no fact has a name, and its text has lost its subject; questions still name people
+};
+/// "given", "text", "user", "none".
+Result<EvalNames> ParseEvalNames(std::string_view name);
+
+/// Puts the dataset into that form: facts' texts, and for kUser everything that is said.
+void ApplyNames(EvalNames names, EvalDataset* dataset);
 
 /// Format of src/eval/data/demo.json. kInvalidArgument names the place of the fault.
 Result<EvalConversation> ParseDemo(std::string_view json);

@@ -65,8 +65,10 @@ void AddEvalOptions(CLI::App& app, EvalOptions& options) {
                  "System message in front of every prompt: a text file, or tokens:N of a built-in "
                  "one with tool descriptions");
   app.add_option("--names", options.names,
-                 "none: facts name nobody and are served without a subject")
-      ->check(CLI::IsMember({"given", "none"}))
+                 "given: facts have their speaker's name; text: none has, its text says whom it is "
+                 "about; user: the same, with every speaker \"the user\", in questions too; none: "
+                 "no name, and no subject in the text either")
+      ->check(CLI::IsMember({"given", "text", "user", "none"}))
       ->capture_default_str();
   app.add_option("--profile", options.profile,
                  "Always serve this many of the owner's oldest facts in front of the others")

@@ -110,6 +110,8 @@ class Evaluation {
         [](const EvalConversation& conversation) { return !conversation.facts.empty(); });
     if (options_.ingest == "facts" && !facts_given) options_.ingest = "verbatim";
     INFERSCALE_ASSIGN_OR_RETURN(system_, SystemTextSpec::Parse(options_.system));
+    INFERSCALE_ASSIGN_OR_RETURN(const EvalNames names, ParseEvalNames(options_.names));
+    ApplyNames(names, &dataset_);
     // Every figure is a difference to text.
     if (!Wants("text")) options_.modes.emplace_back("text");
     return OkStatus();
@@ -126,7 +128,8 @@ class Evaluation {
     if (!system_.empty()) header["system"] = system_.Identity();
     if (options_.names != "given") {
       header["names"] = options_.names;
-      header["unnamed"] = "no subject";  // results under "The user: " are not gone on with
+      // Results of another form of such facts are not gone on with.
+      header["unnamed"] = "no subject, behind the owner's own";
     }
     if (options_.profile > 0) header["profile"] = options_.profile;
     return header;
@@ -263,7 +266,8 @@ class Evaluation {
   Scope ScopeOf(const EvalConversation& conversation) const {
     Scope scope;
     scope.user = "inferscale-eval-" + options_.ingest + "-" +
-                 (options_.names == "none" ? "nameless-" : "") + conversation.id;
+                 (options_.names == "given" ? "" : "nameless-" + options_.names + "-") +
+                 conversation.id;
     return scope;
   }
 
@@ -300,7 +304,7 @@ class Evaluation {
     INFERSCALE_ASSIGN_OR_RETURN(const ScopeInfo scope,
                                 catalog.EnsureScope(ScopeOf(*asked.conversation)));
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Fact> oldest,
-                                catalog.OldestFacts(scope.id, options_.profile));
+                                catalog.OldestFacts(scope.id, options_.profile, WhichFacts::kAll));
     std::set<std::string> ids;
     for (const Fact& fact : oldest) ids.insert(fact.id);
     std::erase_if(facts, [&](const Fact& fact) { return ids.contains(fact.id); });

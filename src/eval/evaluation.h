@@ -33,7 +33,7 @@ struct EvalOptions {
   // Settings of a whole run: a folder of results has one of each.
   std::string ingest = "facts";  ///< verbatim if the dataset gives none
   std::string system;            ///< see SystemTextSpec
-  std::string names = "given";   ///< or "none"
+  std::string names = "given";   ///< as ParseEvalNames() reads it
   std::int32_t profile = 0;      ///< always served: this many of the owner's oldest facts
   std::int32_t generate = 0;
   JudgeFlags judge;  ///< of generated answers; may change from run to run

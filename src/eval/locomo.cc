@@ -105,7 +105,8 @@ Status ReadObservations(const nlohmann::json& observations, const std::string& w
         }
         EvalFact fact;
         fact.speaker = speaker;
-        fact.text = WithoutSubject(entry[0].get<std::string>(), speaker);
+        fact.sentence = entry[0].get<std::string>();
+        fact.text = WithoutSubject(fact.sentence, speaker);
         if (TrimWhitespace(fact.text).empty()) continue;
         fact.time_ms = time->second;
         fact.session = number;

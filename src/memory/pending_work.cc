@@ -49,7 +49,7 @@ Result<bool> EncodeSlice(Parts parts) {
       const Result<ScopeInfo> scope = parts.catalog.GetScope(fact.scope_id);
       if (!scope.ok()) continue;  // erased a moment ago
       scopes.emplace(fact.scope_id, *scope);
-      INFERSCALE_RETURN_IF_ERROR(parts.encoder.RequeueThinPrimers(fact.scope_id));
+      INFERSCALE_RETURN_IF_ERROR(parts.encoder.RequeueThinPrimers(*scope));
     }
     const ScopeInfo& scope = scopes.at(fact.scope_id);
     INFERSCALE_ASSIGN_OR_RETURN(FactEncoding encoding, parts.encoder.Encode(fact, scope));

@@ -373,7 +373,7 @@ TEST_F(CatalogTest, ListIsNewestFirstPagedAndNeverEverybody) {
   EXPECT_THAT(*catalog_->MatchingRows(query), IsEmpty());
   query.scopes = {scope, ben};
   EXPECT_EQ(*catalog_->CountFacts(query), 6);
-  const auto oldest = *catalog_->OldestFacts(scope, 2);
+  const auto oldest = *catalog_->OldestFacts(scope, 2, WhichFacts::kAll);
   ASSERT_THAT(oldest, SizeIs(2));
   EXPECT_EQ(oldest[0].text, "fact 0");
   EXPECT_EQ(oldest[1].text, "fact 1");

@@ -171,5 +171,27 @@ TEST(ParseDemo, ChecksReferences) {
           .ok());
 }
 
+TEST(EvalNames, FactsKeepTheirSubjectInTheirTextAndSpeakersBecomeTheUser) {
+  EXPECT_FALSE(ParseEvalNames("nobody").ok());
+  const std::string json = Changed("Happy new year!", "So Ada\u0301 and Ada's Adam? Ada. Ada!");
+  EvalDataset text = *ParseLocomo(json);
+  ApplyNames(*ParseEvalNames("text"), &text);
+  EXPECT_EQ(text.conversations[0].facts[0].text, "Ada keeps bees.");
+  EXPECT_EQ(text.conversations[0].questions[0].question, "What does Ada keep?");
+
+  EvalDataset user = *ParseLocomo(json);
+  ApplyNames(*ParseEvalNames("user"), &user);
+  const EvalConversation& conversation = user.conversations[0];
+  EXPECT_EQ(conversation.facts[0].text, "The user keeps bees.");
+  EXPECT_EQ(conversation.facts[1].text, "Adam is her son.");
+  EXPECT_EQ(conversation.turns[2].text, "So Ada\u0301 and the user's Adam? The user. The user!");
+  EXPECT_EQ(conversation.questions[0].question, "What does the user keep?");
+  EXPECT_EQ(conversation.questions[2].answer, "The user's");
+
+  EvalDataset none = *ParseLocomo(json);
+  ApplyNames(*ParseEvalNames("none"), &none);
+  EXPECT_EQ(none.conversations[0].facts[0].text, "keeps bees.");
+}
+
 }  // namespace
 }  // namespace inferscale

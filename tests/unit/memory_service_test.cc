@@ -50,10 +50,10 @@ class MemoryServiceTest : public ::testing::Test {
     return scope;
   }
 
-  Fact AddOne(const std::string& user, const std::string& text) {
+  Fact AddOne(const std::string& user, const std::string& text, const std::string& name = "Ada") {
     AddRequest request;
     request.scope = User(user);
-    request.turns = {{0, "user", "Ada", text, 0}};
+    request.turns = {{0, "user", name, text, 0}};
     const Result<AddOutcome> outcome = service_->Add(request);
     EXPECT_TRUE(outcome.ok()) << outcome.status().ToString();
     EXPECT_EQ(outcome->facts.size(), 1u);
@@ -330,6 +330,40 @@ TEST_F(MemoryServiceTest, AnOwnersPrimerIsSeenByAllFactsOnceItIsFullAndWhenOneOf
   ASSERT_TRUE(service_->WaitIdle().ok());
   EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 2, 2, 3}));
   EXPECT_EQ(engine_->encoded.size(), encoded + 4);
+}
+
+TEST_F(MemoryServiceTest, FactsWithoutNamesAreEncodedBehindTheirOwnersOnceThereAreEnough) {
+  recipe_ = "primer:3";
+  Open();
+  std::vector<std::string> ids;
+  const auto add = [&](const std::string& user, const std::string& name) {
+    now_ += 1000;
+    ids.push_back(AddOne(user, "fact number " + std::to_string(ids.size()), name).id);
+    EXPECT_TRUE(service_->WaitIdle().ok());
+  };
+  const auto seen = [&] {
+    std::vector<std::size_t> counts;
+    const auto records = service_->catalog().GetKvRecords(ids, service_->encoding_id());
+    for (const auto& record : *records) counts.push_back(record ? record->saw.size() : 99);
+    return counts;
+  };
+  add("ada", "");
+  add("ada", "Ada");
+  add("ada", "");
+  add("eve", "");  // somebody else's does not count
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{0, 0, 0, 0}));
+  add("ada", "");
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 0, 2, 0, 2}));
+  const std::size_t encoded = engine_->encoded.size();
+  add("ada", "");
+  add("ada", "Ada");
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 0, 2, 0, 2, 3, 0}));
+  EXPECT_EQ(engine_->encoded.size(), encoded + 2) << "nothing is encoded twice";
+
+  ASSERT_TRUE(service_->Delete(ids[0]).ok());
+  ids.erase(ids.begin());
+  ASSERT_TRUE(service_->WaitIdle().ok());
+  EXPECT_EQ(seen(), (std::vector<std::size_t>{0, 2, 0, 2, 2, 0}));
 }
 
 TEST_F(MemoryServiceTest, AnotherEmbedderIndexesAgainFromText) {
