@@ -129,7 +129,7 @@ class Pair:
 
     def environment(self) -> dict:
         return {"INFERSCALE_VLLM_KEY": self.key, "OMP_NUM_THREADS": "2",
-                "INFERSCALE_ACCURACY_GATE": "ignore"}
+                "INFERSCALE_ACCURACY_GATE": "ignore", "INFERSCALE_RECIPE": "primer:3"}
 
     def start_gateway(self, name: str, flags: list) -> str:
         """Its URL."""
