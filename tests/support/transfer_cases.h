@@ -40,7 +40,11 @@ inline void ExpectSameAsCpu(Device& device, std::uint64_t number) {
             KernelStatus::kOk);
   Finish(device, stream);
   const Bytes captured = device_payloads.Get();
-  ASSERT_EQ(FirstDifference(payloads.Get(), captured), std::string::npos) << "captured payloads";
+  const Bytes expected = payloads.Get();
+  const std::size_t different = FirstDifference(expected, captured);
+  ASSERT_EQ(different, std::string::npos)
+      << "captured payloads: " << DescribePayloadByte(scene, capture, different) << ": "
+      << static_cast<int>(captured[different]) << ", not " << static_cast<int>(expected[different]);
   ASSERT_EQ(FirstDifference(stage.host_cache, stage.device_cache.Get()), std::string::npos)
       << "a capture writes nothing into the cache";
 

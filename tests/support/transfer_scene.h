@@ -336,6 +336,39 @@ inline std::size_t FirstDifference(const Bytes& a, const Bytes& b) {
                                : static_cast<std::size_t>(pair.first - a.begin());
 }
 
+/// Which number of a step's payloads the byte at `at` belongs to.
+inline std::string DescribePayloadByte(const Scene& scene, const Step& step, std::size_t at) {
+  const CodecView& view = scene.view;
+  const bool quantised = view.codec == KvCodec::kInt8 || view.codec == KvCodec::kInt4;
+  for (std::size_t i = 0; i < step.facts.size(); ++i) {
+    const FactDescriptor& fact = step.facts[i];
+    const auto begin = reinterpret_cast<std::uintptr_t>(fact.payload);
+    if (at < begin || at - begin >= PayloadBytes(view, fact.tokens)) continue;
+    const std::size_t key_bytes = KeySegmentBytes(view.codec, fact.tokens, view.key_dim);
+    const std::size_t head_bytes =
+        key_bytes + ValueSegmentBytes(view.codec, fact.tokens, view.value_dim);
+    const std::size_t segment = (at - begin) / head_bytes, within = (at - begin) % head_bytes;
+    const bool is_key = within < key_bytes;
+    const std::size_t byte = is_key ? within : within - key_bytes;
+    const std::int32_t value_groups =
+        (view.value_dim + kValueGroupChannels - 1) / kValueGroupChannels;
+    const auto parameters = static_cast<std::size_t>(
+        2 * (is_key ? KeyGroups(fact.tokens) * view.key_dim : fact.tokens * value_groups));
+    const char* what = quantised ? "codes" : "elements";
+    std::size_t part_begin = quantised ? 2 * parameters : 0;
+    if (byte < part_begin) {
+      what = byte < parameters ? "scales" : "zeros";
+      part_begin = byte < parameters ? 0 : parameters;
+    }
+    const auto heads = static_cast<std::size_t>(view.kv_heads);
+    return "fact " + std::to_string(i) + " of " + std::to_string(fact.tokens) + " tokens, layer " +
+           std::to_string(segment / heads) + ", head " + std::to_string(segment % heads) + ", " +
+           (is_key ? "keys" : "values") + ", byte " + std::to_string(byte - part_begin) +
+           " of the " + what;
+  }
+  return "between the payloads";
+}
+
 inline std::string Describe(const Scene& scene) {
   return "codec " + std::to_string(static_cast<int>(scene.view.codec)) + ", type " +
          std::to_string(static_cast<int>(scene.layout.type)) + ", pairing " +

@@ -98,6 +98,42 @@ TEST(Targets, CaptureAndInjectAlike) {
   }
 }
 
+TEST(Targets, StoreNoNegativeZero) {
+  std::mt19937 random(24);
+  for (const KvCodec codec : {KvCodec::kInt8, KvCodec::kInt4}) {
+    constexpr std::int32_t kTokens = 37, kDim = 40;  // the last value group has eight channels
+    const CodecView view{codec, 1, 1, kDim, kDim};
+    std::vector<std::uint16_t> keys(kTokens * kDim), values(kTokens * kDim);
+    for (auto* side : {&keys, &values}) {
+      for (std::uint16_t& x : *side) x = random() % 2 == 0 ? 0x8000 : Pick(random, 0, 1) * 0x3c00;
+    }
+    void *key_base = keys.data(), *value_base = values.data();
+    PagedLayout layout;
+    layout.type = ScalarType::kF16;
+    layout.key_base = &key_base;
+    layout.value_base = &value_base;
+    layout.slots = kTokens;
+    layout.key_head_stride = layout.value_head_stride = 2 * kDim;
+    layout.key_slot_stride = layout.value_slot_stride = 2 * kDim;
+    layout.key_dim_stride = layout.value_dim_stride = 2;
+    const std::int32_t no_rotation = -1;
+    RopeTable rope;
+    rope.layer_group = &no_rotation;
+    const auto payloads = OnEachTarget<std::vector<std::uint8_t>>([&] {
+      std::vector<std::uint8_t> payload(PayloadBytes(view, kTokens));
+      const FactDescriptor fact{payload.data(), kTokens, 0, kTokens, 0, 0};
+      EXPECT_EQ(Capture(view, rope, layout, &fact, 1), KernelStatus::kOk);
+      return payload;
+    });
+    ExpectAllEqual(payloads);
+    const auto expect_zeros = [&](std::size_t begin, std::size_t count) {
+      for (std::size_t i = 0; i < 2 * count; ++i) EXPECT_EQ(payloads[0][begin + i], 0) << i;
+    };
+    expect_zeros(2 * kDim, kDim);
+    expect_zeros(KeySegmentBytes(codec, kTokens, kDim) + 2 * kTokens * 2, kTokens * 2);
+  }
+}
+
 TEST(Targets, RankAlike) {
   std::mt19937 random(23);
   std::vector<std::uint16_t> rows(500 * 101);

@@ -256,6 +256,8 @@ float Levels(KvCodec codec) { return codec == KvCodec::kInt4 ? 15.0f : 255.0f; }
 // that decoding will see: encoding with the rounded numbers keeps their rounding out of the error.
 void ChooseParameters(float levels, std::size_t count, float* low, float* high,
                       std::uint16_t* scales, std::uint16_t* zeros) {
+  // Which of -0 and +0 is the smaller differs by instruction set: +0 is stored for both.
+  for (std::size_t i = 0; i < count; ++i) low[i] += 0.0f;
   FloatToHalf(low, zeros, count);
   HalfToFloat(zeros, low, count);
   for (std::size_t i = 0; i < count; ++i) {

@@ -86,7 +86,8 @@ struct GroupParameters {
   std::uint16_t stored_scale, stored_zero;
 
   __device__ GroupParameters(float low, float high, float levels) {
-    const __half zero_half = __float2half_rn(low);
+    // -0 is stored as +0, as the CPU kernels do.
+    const __half zero_half = __float2half_rn(__fadd_rn(low, 0.0f));
     zero = __half2float(zero_half);
     const float exact = fmaxf(0.0f, __fdiv_rn(__fsub_rn(high, zero), levels));
     const __half scale_half = __float2half_rn(exact);

@@ -147,6 +147,9 @@ class CudaTransfer : public DeviceTransfer {
                                           static_cast<std::size_t>(rope.positions) *
                                           static_cast<std::size_t>(rope.width)));
     }
+    // A copy from memory that is not pinned returns before its end; callers' streams wait for none.
+    INFERSCALE_RETURN_IF_ERROR(
+        ToStatus(cudaStreamSynchronize(cudaStreamLegacy), "copying tables to the GPU"));
     DescribeGeometry(rope, layout);
     INFERSCALE_RETURN_IF_ERROR(ToStatus(PrepareKernels(), "loading the kernels"));
     return ring_.Open(static_cast<std::size_t>(setup_.max_facts()) *

@@ -184,7 +184,8 @@ struct RunParameters {
       low = fminf(low, x);
       high = fmaxf(high, x);
     }
-    const __half zero_half = __float2half_rn(low);
+    // -0 is stored as +0, as the CPU kernels do.
+    const __half zero_half = __float2half_rn(__fadd_rn(low, 0.0f));
     zero = __half2float(zero_half);
     const __half scale_half =
         __float2half_rn(fmaxf(0.0f, __fdiv_rn(__fsub_rn(high, zero), levels)));
