@@ -1,6 +1,7 @@
 #include "connector/transfer_request.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <utility>
 
@@ -150,6 +151,8 @@ std::string TransferMac(const TransferRequest& request, std::span<const TokenId>
   // Every part is of a fixed size or preceded by its length, so that no two requests give the same
   // message.
   ByteWriter message;
+  message.Reserve(256 + request.salt.size() + request.blocks.size() * 32 +
+                  prompt.size() * sizeof(TokenId));
   message.WriteString("inferscale transfer 1");
   message.WriteU8(static_cast<std::uint8_t>(request.operation));
   message.WriteU64(request.scope_tag);
@@ -165,7 +168,11 @@ std::string TransferMac(const TransferRequest& request, std::span<const TokenId>
     for (const std::string& id : block.saw) message.WriteString(id);
   }
   message.WriteU64(prompt.size());
-  for (const TokenId id : prompt) message.WriteI32(id);
+  if constexpr (std::endian::native == std::endian::little && sizeof(TokenId) == 4) {
+    message.WriteBytes({reinterpret_cast<const std::uint8_t*>(prompt.data()), prompt.size_bytes()});
+  } else {
+    for (const TokenId id : prompt) message.WriteI32(id);
+  }
   return HexEncode(HmacSha256(secret, message.bytes()));
 }
 
