@@ -195,14 +195,15 @@ FakeVllm::FakeVllm(FakeConnector* connector)
           [this](const HttpExchange& exchange) { return Answer(exchange); })) {}
 
 HttpReply FakeVllm::Answer(const HttpExchange& exchange) {
-  if (instead) {
-    if (auto reply = instead(exchange)) return *reply;
-  }
-  const json body = exchange.body.empty() ? json::object() : json::parse(exchange.body);
   {
     const std::scoped_lock lock(mutex);
-    authorizations.push_back(exchange.authorization);
+    if (instead) {
+      if (auto reply = instead(exchange)) return *reply;
+    }
   }
+  const json body = exchange.body.empty() ? json::object() : json::parse(exchange.body);
+  const std::scoped_lock lock(mutex);
+  authorizations.push_back(exchange.authorization);
   if (exchange.target == "/v1/models") {
     return {.body = json{{"data", {{{"id", model}, {"max_model_len", 4096}}}}}.dump()};
   }
@@ -218,7 +219,6 @@ HttpReply FakeVllm::Answer(const HttpExchange& exchange) {
     } else {
       text = body["prompt"];
     }
-    const std::scoped_lock lock(mutex);
     ++tokenized;
     const TokenIds ids = IdsOf(text);
     json answer = {{"tokens", ids}, {"count", ids.size()}};
@@ -230,15 +230,14 @@ HttpReply FakeVllm::Answer(const HttpExchange& exchange) {
     for (const TokenId id : body["tokens"].get<TokenIds>()) text += TextOf(id);
     return {.body = json{{"prompt", text}}.dump(-1, ' ', false, json::error_handler_t::replace)};
   }
-  if (exchange.target == "/v1/completions") return Complete(body);
+  if (exchange.target == "/v1/completions") {
+    completions.push_back(body);
+    return Complete(body);
+  }
   return Refuse(404, "not found");
 }
 
 HttpReply FakeVllm::Complete(const json& body) {
-  {
-    const std::scoped_lock lock(mutex);
-    completions.push_back(body);
-  }
   json said;
   if (connector_ != nullptr) {
     if (body.contains("kv_transfer_params")) said = connector_->Take(body);

@@ -31,6 +31,12 @@ class FakeConnector {
   /// A step of the engine: erasures reach the ranks.
   void Step();
   bool Holds(const KvKey& key);
+  /// Reads or changes what follows while no request does.
+  template <typename Function>
+  auto With(Function&& function) {
+    const std::scoped_lock lock(mutex);
+    return function(*this);
+  }
 
   const std::filesystem::path path;
   const std::string secret;
@@ -62,6 +68,11 @@ class FakeVllm {
   explicit FakeVllm(FakeConnector* connector = nullptr);
   std::string Url() const { return server_->Url(""); }
   void Stop() { server_.reset(); }
+  template <typename Function>
+  auto With(Function&& function) {
+    const std::scoped_lock lock(mutex);
+    return function(*this);
+  }
 
   std::mutex mutex;
   std::vector<nlohmann::json> completions;  ///< bodies, oldest first

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/hash.h"
@@ -102,6 +105,14 @@ class VllmEngineTest : public ::testing::Test {
     return GenerateBlocking(*engine_, std::move(composition), std::move(sampling));
   }
 
+  static std::vector<json> Completions(FakeVllm& server) {
+    return server.With([](FakeVllm& s) { return s.completions; });
+  }
+  static void Instead(FakeVllm& server,
+                      std::function<std::optional<HttpReply>(const HttpExchange&)> instead) {
+    server.With([&](FakeVllm& s) { s.instead = std::move(instead); });
+  }
+
   test::CatalogFolder folder_;
   std::vector<std::unique_ptr<FakeConnector>> connectors_;
   std::vector<std::unique_ptr<FakeVllm>> servers_;
@@ -117,7 +128,7 @@ TEST_F(VllmEngineTest, IntroducesItselfAndMeasuresTheRotation) {
   EXPECT_EQ(HexEncode(engine_->fingerprint()), std::string(64, 'a'));
   EXPECT_EQ(engine_->codec(), KvCodec::kF16);
   EXPECT_EQ(engine_->model(), "tiny");
-  EXPECT_TRUE(connectors_[0]->rotation_known);
+  EXPECT_TRUE(connectors_[0]->With([](FakeConnector& c) { return c.rotation_known; }));
 }
 
 TEST_F(VllmEngineTest, EncodesAndInjects) {
@@ -154,13 +165,14 @@ TEST_F(VllmEngineTest, SaltsDifferByWhatARequestIsFor) {
   Generate(text);
   std::set<std::string> salts;
   std::size_t requests = 0;
-  for (const json& body : server.completions) {
+  const std::vector<json> completions = Completions(server);
+  for (const json& body : completions) {
     salts.insert(body["cache_salt"].get<std::string>());
     ++requests;
   }
   EXPECT_EQ(requests, 6u);  // the probe's is one of them
   EXPECT_EQ(salts.size(), 6u);
-  EXPECT_FALSE(server.completions.back().contains("kv_transfer_params"));
+  EXPECT_FALSE(completions.back().contains("kv_transfer_params"));
 }
 
 TEST_F(VllmEngineTest, SamplingIsSentWhole) {
@@ -174,7 +186,7 @@ TEST_F(VllmEngineTest, SamplingIsSentWhole) {
   sampling.stop = {"x"};
   sampling.logprobs = 2;
   Generate(WithFact(1), sampling);
-  const json body = server.completions.back();
+  const json body = Completions(server).back();
   EXPECT_EQ(body["temperature"], 0.5);
   EXPECT_EQ(body["top_k"], 3);
   EXPECT_EQ(body["top_p"], 1.0);
@@ -211,7 +223,7 @@ TEST_F(VllmEngineTest, RendersAroundTextsThatNeverMeetTheTemplate) {
 }
 
 TEST_F(VllmEngineTest, AModelWithoutATemplateGetsPlainLines) {
-  AddServer().has_template = false;
+  AddServer().With([](FakeVllm& s) { s.has_template = false; });
   Open();
   const ChatMessage messages[] = {{"user", "hello", ""}};
   const auto chat = engine_->Render(messages);
@@ -223,9 +235,10 @@ TEST_F(VllmEngineTest, TokenisationsAreRemembered) {
   FakeVllm& server = AddServer();
   Open();
   engine_->Tokenize("the same fact");
-  const int before = server.tokenized;
+  const auto tokenized = [&] { return server.With([](FakeVllm& s) { return s.tokenized; }); };
+  const int before = tokenized();
   for (int i = 0; i < 5; ++i) engine_->Tokenize("the same fact");
-  EXPECT_EQ(server.tokenized, before);
+  EXPECT_EQ(tokenized(), before);
 }
 
 TEST_F(VllmEngineTest, ErasureReachesAnIdleEnginesRanks) {
@@ -234,15 +247,15 @@ TEST_F(VllmEngineTest, ErasureReachesAnIdleEnginesRanks) {
   ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
   ASSERT_TRUE(engine_->Erase(std::vector{Key(1)}, 7, 2).ok());
   EXPECT_FALSE(connectors_[0]->Holds(Key(1)));
-  EXPECT_EQ(connectors_[0]->acknowledged, connectors_[0]->plan);
+  EXPECT_TRUE(connectors_[0]->With([](FakeConnector& c) { return c.acknowledged == c.plan; }));
   // What was asked for before the erasure ends without a block, what comes after it does not.
   EXPECT_EQ(Encode(Fact(2, 7, 1)).status.code(), StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Encode(Fact(2, 7, 2)).status.ok());
   ASSERT_TRUE(engine_->EraseScope(0x1234, 5).ok());
-  EXPECT_EQ(connectors_[0]->fences["0000000000001234"], 5);
+  EXPECT_EQ(connectors_[0]->With([](FakeConnector& c) { return c.fences["0000000000001234"]; }), 5);
   // Prefixes' epochs begin anew with each gateway.
   ASSERT_TRUE(engine_->EraseScope(kPrefixScopeTag, 9).ok());
-  EXPECT_EQ(connectors_[0]->fences["0000000000000000"], 0);
+  EXPECT_EQ(connectors_[0]->With([](FakeConnector& c) { return c.fences["0000000000000000"]; }), 0);
 }
 
 TEST_F(VllmEngineTest, AnErasureWaitsForTheEncodingUnderWay) {
@@ -271,7 +284,7 @@ TEST_F(VllmEngineTest, ReasonsOfTheConnectorBecomeStatuses) {
       {"model_unsupported", StatusCode::kUnsupported},
       {"schema", StatusCode::kUnsupported}};
   for (const auto& [reason, code] : expected) {
-    connectors_[0]->capture_fallback = reason;
+    connectors_[0]->With([&](FakeConnector& c) { c.capture_fallback = reason; });
     EXPECT_EQ(Encode(Fact(1, 7, 1)).status.code(), code) << reason;
   }
 }
@@ -320,7 +333,7 @@ TEST_F(VllmEngineTest, AServerThatIsAwayFailsOverToAnother) {
   for (std::uint64_t scope = 1; scope < 20; ++scope) {
     ASSERT_TRUE(Encode(Fact(static_cast<int>(scope), scope, 1)).status.ok());
   }
-  const std::size_t there = connectors_[0]->ready.size();
+  const std::size_t there = connectors_[0]->With([](FakeConnector& c) { return c.ready.size(); });
   EXPECT_GT(there, 0u);
   EXPECT_LT(there, 19u);
   servers_[0]->Stop();
@@ -376,7 +389,7 @@ TEST_F(VllmEngineTest, HostileControlAnswersMeanText) {
        {std::string("[]\n"), std::string("{\"body\": \"{}\", \"mac\": \"00\"}\n"),
         std::string("\xff\xfe\n"), std::string(1 << 16, '[') + "\n", std::string("{}\n")}) {
     AddServer();
-    connectors_.back()->broken = broken;
+    connectors_.back()->With([&](FakeConnector& c) { c.broken = broken; });
     VllmEngineOptions options = Options();
     options.urls = {options.urls.back()};
     options.control_paths = {options.control_paths.back()};
@@ -393,7 +406,7 @@ TEST_F(VllmEngineTest, AServerThatIsNoneIsAnErrorThatNamesIt) {
         HttpReply{.body = "<html>"}, HttpReply{.body = R"({"data": []})"},
         HttpReply{.body = R"({"data": [{"id": 5, "max_model_len": -1}]})"},
         HttpReply{.hang_up = true}}) {
-    servers_[0]->instead = [&](const HttpExchange&) { return std::optional(reply); };
+    Instead(*servers_[0], [reply](const HttpExchange&) { return std::optional(reply); });
     const auto engine = VllmEngine::Create(Options());
     ASSERT_FALSE(engine.ok());
     EXPECT_THAT(engine.status().message(), HasSubstr("127.0.0.1"));
@@ -426,10 +439,10 @@ TEST_F(VllmEngineTest, HostileAnswersAreErrorsAndNothingElse) {
        StatusCode::kInvalidArgument},
       {stream("data: " + std::string(9 << 20, 'x')), StatusCode::kDataLoss}};
   for (const auto& [reply, code] : cases) {
-    server.instead = [&reply = reply](const HttpExchange& exchange) -> std::optional<HttpReply> {
+    Instead(server, [reply = reply](const HttpExchange& exchange) -> std::optional<HttpReply> {
       if (exchange.target == "/v1/completions") return reply;
       return std::nullopt;
-    };
+    });
     const GenerationReport report = Generate(WithFact(1));
     EXPECT_EQ(report.status.code(), code) << report.status.ToString();
     EXPECT_EQ(report.finish, FinishReason::kError);
@@ -438,10 +451,10 @@ TEST_F(VllmEngineTest, HostileAnswersAreErrorsAndNothingElse) {
   for (const std::string& body :
        {std::string("{}"), std::string(R"({"tokens": 5})"), std::string(R"({"tokens": [-1]})"),
         std::string(R"({"tokens": [99999999999]})"), std::string("[")}) {
-    server.instead = [&](const HttpExchange& exchange) -> std::optional<HttpReply> {
+    Instead(server, [body](const HttpExchange& exchange) -> std::optional<HttpReply> {
       if (exchange.target == "/tokenize") return HttpReply{.body = body};
       return std::nullopt;
-    };
+    });
     EXPECT_EQ(engine_->Tokenize("a text " + body), TokenIds{-1});
   }
 }
@@ -494,7 +507,8 @@ TEST_F(VllmEngineTest, TheKeyGoesWithEveryRequest) {
   options.api_key = "key-7";
   Open(options);
   Generate(WithFact(1));
-  for (const std::string& authorization : server.authorizations) {
+  const auto seen = server.With([](FakeVllm& s) { return s.authorizations; });
+  for (const std::string& authorization : seen) {
     EXPECT_EQ(authorization, "Bearer key-7");
   }
 }
@@ -507,11 +521,11 @@ TEST_F(VllmEngineTest, ScoresAContinuationTokenByToken) {
   ASSERT_TRUE(score.ok()) << score.status().ToString();
   EXPECT_EQ(score->logprobs, (std::vector<float>{-0.5F, -0.5F, -0.5F}));
   EXPECT_EQ(score->generation.injected_tokens, 7);
-  EXPECT_EQ(server.completions.back()["prompt"].size(), 12u + 2u);
+  EXPECT_EQ(Completions(server).back()["prompt"].size(), 12u + 2u);
   const auto none = engine_->Score(WithFact(1), {'a'}, true);
   EXPECT_EQ(none.status().code(), StatusCode::kUnsupported);
   EXPECT_THAT(none.status().message(), HasSubstr("--max-logprobs -1"));
-  server.max_logprobs = 258;
+  server.With([](FakeVllm& s) { s.max_logprobs = 258; });
   const auto whole = engine_->Score(WithFact(1), {'a', 'b'}, true);
   ASSERT_TRUE(whole.ok()) << whole.status().ToString();
   ASSERT_EQ(whole->first_logprobs.size(), 258u);
@@ -521,10 +535,10 @@ TEST_F(VllmEngineTest, ScoresAContinuationTokenByToken) {
 TEST_F(VllmEngineTest, ServersOfDifferentModelsAreRefused) {
   AddServer();
   AddServer();
-  servers_[1]->model = "another";
+  servers_[1]->With([](FakeVllm& s) { s.model = "another"; });
   EXPECT_EQ(VllmEngine::Create(Options()).status().code(), StatusCode::kFailedPrecondition);
-  servers_[1]->model = "tiny";
-  connectors_[1]->fingerprint = std::string(64, 'b');
+  servers_[1]->With([](FakeVllm& s) { s.model = "tiny"; });
+  connectors_[1]->With([](FakeConnector& c) { c.fingerprint = std::string(64, 'b'); });
   EXPECT_EQ(VllmEngine::Create(Options()).status().code(), StatusCode::kFailedPrecondition);
   VllmEngineOptions options = Options();
   options.control_paths.pop_back();
@@ -533,7 +547,7 @@ TEST_F(VllmEngineTest, ServersOfDifferentModelsAreRefused) {
 
 TEST_F(VllmEngineTest, AModelThatCannotBeInjectedIsServedAsText) {
   AddServer();
-  connectors_[0]->refusal = "the model has layers with a window";
+  connectors_[0]->With([](FakeConnector& c) { c.refusal = "the model has layers with a window"; });
   Open();
   EXPECT_FALSE(engine_->capabilities().kv_injection);
   EXPECT_THAT(engine_->capabilities().kv_refusal, HasSubstr("window"));

@@ -182,7 +182,7 @@ class Gateway:
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return request(self.url + "/v1/chat/completions", {
-            "model": "smol", "user": user, "messages": messages, "max_tokens": 12,
+            "model": "smol", "user": user, "messages": messages, "max_tokens": 10,
             "temperature": 0, "memory": {"remember": False}, **options})
 
     def memories(self, user: str) -> list:
