@@ -1,5 +1,6 @@
 """Every case of bookkeeping on a real vLLM with a tiny random Llama."""
 
+import functools
 import random
 
 import pytest
@@ -295,6 +296,47 @@ def test_requests_of_one_step_are_injected_together(engine):
         got = [{i: p.logprob for i, p in place.items()} for place in output.outputs[0].logprobs]
         assert list(output.outputs[0].token_ids) == cold[number][0]
         assert difference(got, cold[number][1]) < EXACT
+
+
+def test_vllm_counts_what_was_injected(engine, monkeypatch):
+    """In its log and its Prometheus metrics, from what the scheduler hands to them."""
+    from prometheus_client import CollectorRegistry, Counter
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorLogging,
+        KVConnectorProm,
+    )
+
+    config = engine.llm.llm_engine.vllm_config
+    registry = CollectorRegistry()
+    monkeypatch.setattr(KVConnectorProm, "_counter_cls",
+                        functools.partial(Counter, registry=registry))
+    prometheus = KVConnectorProm(config, ["engine"], {0: ["0"]})
+    log = KVConnectorLogging(config.kv_transfer_config)
+    scheduler = next(c for c in engine.connectors if c.scheduler is not None)
+    seen, original = [], scheduler.get_kv_connector_stats
+
+    def read():
+        stats = original()
+        if stats is not None:
+            seen.append(stats)
+        return stats
+
+    monkeypatch.setattr(scheduler, "get_kv_connector_stats", read)
+    prompt = ids(70, 190)
+    engine.run(prompt, "capture", [(key_of("counted"), 0, 40)])
+    engine.run(prompt, "inject", [(key_of("counted"), 0, 40), (key_of("missing"), 40, 60)])
+    engine.run(ids(20, 191))
+    for stats in seen:
+        prometheus.observe(stats.data)
+        log.observe(stats.data)
+    values = {s.name + s.labels.get("reason", ""): s.value
+              for metric in registry.collect() for s in metric.samples}
+    assert values["vllm:inferscale_injected_tokens_total"] == 40
+    assert values["vllm:inferscale_captured_blocks_total"] == 1
+    assert values["vllm:inferscale_fallbacks_totalnot_ready"] == 1
+    lines = []
+    log.log(lambda text, *values: lines.append(text % values))
+    assert "inferscale injected_tokens=40" in lines[0]
 
 
 def test_a_reset_empties_the_store(engine):

@@ -20,6 +20,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
+from inferscale.vllm.metrics import (
+    ConnectorPromMetrics,
+    ConnectorStats,
+    Counting,
+    device_counters,
+    scheduler_counters,
+)
 from inferscale.vllm.scheduler import SchedulerSide
 from inferscale.vllm.settings import SettingsError, check_version, read_settings
 from inferscale.vllm.worker import WorkerSide
@@ -81,6 +88,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         self.promised: list[int] = []  # blocks of this step's loads
         self.loading: list[int] = []
         self.unwritten: set[int] = set()
+        self.counting = Counting()
         self.scheduler: SchedulerSide | None = None
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -102,6 +110,28 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             logger.exception("inferscale: %s failed; off after %d failures", what, self.failures)
             if self.worker is not None:
                 self.worker.refuse("too many failures")
+
+    # Metrics, of either side.
+
+    @guarded(lambda: None)
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
+        side = self.scheduler or self.worker
+        if side.native is None:
+            return None
+        if self.scheduler is not None:
+            return self.counting.since(scheduler_counters(side.native.counters()))
+        if not side.on_device:
+            return None
+        return self.counting.since(device_counters(side.native.device_counters()))
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: dict, labelnames: list[str],
+                           per_engine_labelvalues: dict[int, list[object]]) -> ConnectorPromMetrics:
+        return ConnectorPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # The scheduler's side.
 
