@@ -70,6 +70,7 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--fact-tokens", type=int, default=2000, help="of each user's memory")
     parser.add_argument("--modes", default="", help="of text,text_cached,kv,ceiling; empty: all")
     parser.add_argument("--eager", action="store_true", help="without compilation and CUDA graphs")
+    parser.add_argument("--no-async-scheduling", action="store_true")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--budget-seconds", type=float, default=540, help="of the whole run")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results"))
@@ -189,6 +190,7 @@ class Engine:
             dtype=options.dtype, max_model_len=options.max_model_len, max_num_seqs=256,
             gpu_memory_utilization=options.gpu_memory_utilization, enforce_eager=options.eager,
             enable_prefix_caching=True, disable_log_stats=True,
+            **({"async_scheduling": False} if options.no_async_scheduling else {}),
             kv_transfer_config={
                 "kv_connector": "InferScaleConnector",
                 "kv_connector_module_path": "inferscale.vllm",

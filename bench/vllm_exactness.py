@@ -52,9 +52,12 @@ def run(engine, options) -> None:
     tail = engine.ids(40)
     engine.capture(facts)
 
+    reasons = []
+
     def answer(*arguments):
         output = engine.llm.generate(*engine.request(*arguments, tokens=16), use_tqdm=False)[0]
         said = (output.kv_transfer_params or {}).get("inferscale", {})
+        reasons.append(output.outputs[0].finish_reason)
         return list(output.outputs[0].token_ids), seen["rows"], said
 
     cold_tokens, cold, _ = answer([*prompt, *tail])
@@ -84,7 +87,8 @@ def run(engine, options) -> None:
         "key_error": error(rows[0][:1, begin:end], cold[0][:1, begin:end]),
         "value_error": error(rows[1][:1, begin:end], cold[1][:1, begin:end])})
 
-    # A load that breaks after it was promised: computed again.
+    # A load that breaks after it was promised: computed again, or, where vLLM would do so wrongly, an
+    # error.
     if engine.worker.on_device:
         stream, engine.worker._stream = engine.worker._stream, lambda: 1 / 0
         before = engine.llm.generate(*engine.request([*prompt, *tail], tokens=16), use_tqdm=False)
@@ -95,11 +99,12 @@ def run(engine, options) -> None:
         for connector in engine.connectors:
             connector.failures = 0
         expected = list(before[0].outputs[0].token_ids)
-        results.add({"shape": options.shape, "what": "recompute after a failed load",
-                     "codec": options.codec,
-                     "same_greedy_tokens": sum(a == b for a, b in zip(broken, expected,
-                                                                      strict=True)),
-                     "greedy_tokens": len(broken)})
+        results.add({"shape": options.shape, "codec": options.codec,
+                     "what": "a failed load, " + ("synchronous scheduling"
+                                                  if options.no_async_scheduling
+                                                  else "asynchronous scheduling"),
+                     "same_greedy_tokens": sum(map(int.__eq__, broken, expected)),
+                     "greedy_tokens": len(broken), "finish_reason": reasons[-1]})
     seen["stop"]()
 
 

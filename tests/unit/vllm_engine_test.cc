@@ -459,6 +459,24 @@ TEST_F(VllmEngineTest, HostileAnswersAreErrorsAndNothingElse) {
   }
 }
 
+TEST_F(VllmEngineTest, ALoadThatFailedIsAskedForAgainAsText) {
+  FakeVllm& server = AddServer();
+  Open();
+  ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
+  Instead(server, [](const HttpExchange& exchange) -> std::optional<HttpReply> {
+    if (exchange.target != "/v1/completions") return std::nullopt;
+    if (exchange.body.find("\"inject\"") == std::string::npos) return std::nullopt;
+    return HttpReply{.body = "data: {\"error\":{\"message\":\"Internal server error\"}}\n\n",
+                     .content_type = "text/event-stream"};
+  });
+  const GenerationReport report = Generate(WithFact(1));
+  ASSERT_TRUE(report.status.ok()) << report.status.ToString();
+  EXPECT_EQ(report.text, "fine");
+  EXPECT_EQ(report.injected_tokens, 0);
+  ASSERT_EQ(report.fallbacks.size(), 1u);
+  EXPECT_EQ(report.fallbacks[0].reason, "evicted");
+}
+
 TEST_F(VllmEngineTest, CancellingEndsASlowAnswerAndADeadlineToo) {
   FakeVllm& server = AddServer(false);
   Open();

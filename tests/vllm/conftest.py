@@ -73,6 +73,8 @@ class Engine:
                 skip_tokenizer_init=True,
                 max_model_len=options.pop("max_model_len", 2048),
                 max_num_seqs=8,
+                # Recovery is wrong under it in 0.24 (settings.py); a CPU has none.
+                **({"async_scheduling": False} if DEVICE == "cuda" else {}),
                 **({"gpu_memory_utilization": 0.2} if DEVICE == "cuda" else {}),
                 kv_transfer_config={
                     "kv_connector": "InferScaleConnector",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from inferscale.vllm.rotation import frequencies
+from inferscale.vllm.settings import fails_instead_of_recomputing
 from inferscale.vllm.strided_cache import StridedCache
 
 BLOCKS, SLOTS, HEADS, DIM = 7, 16, 3, 8
@@ -93,3 +94,13 @@ def test_frequencies_are_read_from_the_engines_table(base, factor, magnitude):
         # As exact as the table: its angles are float32.
         assert abs(found - true) * 131072 < 131072 * true * 2e-7 + 1e-5
         assert math.isfinite(found)
+
+
+@pytest.mark.parametrize("asynchronous,policy,version,fails", [
+    (True, "recompute", "0.24.0", True), (False, "recompute", "0.24.0", False),
+    (None, "recompute", "0.24.0", False), (True, "fail", "0.24.0", False),
+    (True, "recompute", "0.32.0", False)])
+def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, policy, version, fails):
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+                             kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy))
+    assert fails_instead_of_recomputing(config, version) == fails

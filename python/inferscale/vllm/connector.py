@@ -28,7 +28,7 @@ from inferscale.vllm.metrics import (
     scheduler_counters,
 )
 from inferscale.vllm.scheduler import SchedulerSide
-from inferscale.vllm.settings import SettingsError, check_version, read_settings
+from inferscale.vllm.settings import check_version, fails_instead_of_recomputing, read_settings, SettingsError
 from inferscale.vllm.worker import WorkerSide
 
 logger = init_logger("vllm.inferscale")
@@ -82,6 +82,15 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
         check_version(vllm.__version__, settings.allow_untested_vllm)
+        if fails_instead_of_recomputing(vllm_config, vllm.__version__):
+            # Read by the scheduler after it has made its connector.
+            vllm_config.kv_transfer_config.kv_load_failure_policy = "fail"
+            if role == KVConnectorRole.SCHEDULER:
+                logger.warning(
+                    "inferscale: under asynchronous scheduling this vLLM answers with wrong tokens "
+                    "after a load that failed: such a request ends with an error instead, and a "
+                    "gateway sends it again as text. --no-async-scheduling has it computed."
+                )
         self.failures = 0
         self.block_slots = vllm_config.cache_config.block_size
         self.matched_from: dict[str, int] = {}

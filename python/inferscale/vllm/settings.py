@@ -35,6 +35,20 @@ class Settings:
     allow_untested_vllm: bool
 
 
+def fails_instead_of_recomputing(vllm_config: Any, version: str) -> bool:
+    """Whether vLLM's own recovery from a failed load would answer with wrong tokens.
+
+    Under asynchronous scheduling the next step of the request is already on its way when the
+    failure is seen; vLLM 0.24 computes the prompt again, and keeps what that step then samples
+    (seen on an H200). Nothing of the kind is known of later versions, and nothing was measured.
+    """
+    return (
+        bool(getattr(vllm_config.scheduler_config, "async_scheduling", False))
+        and vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
+        and version.startswith("0.24.")
+    )
+
+
 def parse_size(name: str, value: Any) -> int:
     """1073741824, "1G", "512M" -> bytes."""
     match = SIZE.fullmatch(str(value).strip())

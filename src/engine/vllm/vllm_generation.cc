@@ -69,13 +69,14 @@ struct Carried {
   std::string reason;
 };
 
+/// \param lost the server has just failed to load the facts' KV.
 Carried Prepare(const VllmCluster& cluster, const VllmServer& server,
-                const Composition& composition, const TokenIds& prompt) {
+                const Composition& composition, const TokenIds& prompt, bool lost = false) {
   Carried carried;
   const bool inject = composition.inject && !composition.blocks.empty();
-  if (!inject || !server.kv_ready()) {
+  if (!inject || lost || !server.kv_ready()) {
     carried.salt = cluster.Salt("text", composition.salt);
-    if (inject) carried.reason = "not_ready";
+    if (inject) carried.reason = lost ? "evicted" : "not_ready";
     return carried;
   }
   TransferRequest request;
@@ -206,14 +207,17 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
     if (report.ttft_ms == 0) report.ttft_ms = MillisecondsSince(prompt.submitted);
     if (prompt.on_token) prompt.on_token(event);
   };
-  for (VllmServer* server : Candidates(cluster, composition)) {
+  const std::vector<VllmServer*> candidates = Candidates(cluster, composition);
+  bool lost = false;
+  for (std::size_t next = 0; next < candidates.size();) {
+    VllmServer* const server = candidates[next];
     Result<json> body = CompletionBody(cluster.model(), composition.ids, prompt.sampling, "",
                                        cluster.context_tokens());
     if (!body.ok()) {
       report.status = body.status();
       break;
     }
-    const Carried carried = Prepare(cluster, *server, composition, composition.ids);
+    const Carried carried = Prepare(cluster, *server, composition, composition.ids, lost);
     (*body)["cache_salt"] = carried.salt;
     if (!carried.transfer.is_null()) (*body)["kv_transfer_params"] = carried.transfer;
     CompletionReader reader(on_token);
@@ -235,7 +239,12 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
       report.status = OkStatus();
     } else if (!status.ok()) {
       report.finish = FinishReason::kError;
-      if (WorthAnother(status) && !reader.started()) continue;
+      if (WorthAnother(status) && !reader.started()) {
+        // A load that failed ends the request where vLLM cannot compute it again: text, once.
+        lost = !lost && !reader.status().ok() && !carried.transfer.is_null();
+        if (!lost) ++next;
+        continue;
+      }
     }
     const json said = carried.mac.empty() ? json() : ReportOf(*server, carried.mac);
     TakeReport(said, composition, reader.cached_tokens(), &report);
