@@ -96,11 +96,13 @@ def test_frequencies_are_read_from_the_engines_table(base, factor, magnitude):
         assert math.isfinite(found)
 
 
-@pytest.mark.parametrize("asynchronous,policy,version,fails", [
-    (True, "recompute", "0.24.0", True), (False, "recompute", "0.24.0", False),
-    (None, "recompute", "0.24.0", False), (True, "fail", "0.24.0", False),
-    (True, "recompute", "0.32.0", False)])
-def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, policy, version, fails):
+@pytest.mark.parametrize("asynchronous,second_runner,policy,version,fails", [
+    (True, False, "recompute", "0.24.0", True), (False, False, "recompute", "0.24.0", False),
+    (False, True, "recompute", "0.24.0", True), (None, False, "recompute", "0.24.0", False),
+    (True, True, "fail", "0.24.0", False), (True, True, "recompute", "0.32.0", False)])
+def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, second_runner, policy, version,
+                                                    fails):
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+                             use_v2_model_runner=second_runner,
                              kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy))
     assert fails_instead_of_recomputing(config, version) == fails

@@ -87,9 +87,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             vllm_config.kv_transfer_config.kv_load_failure_policy = "fail"
             if role == KVConnectorRole.SCHEDULER:
                 logger.warning(
-                    "inferscale: under asynchronous scheduling this vLLM answers with wrong tokens "
-                    "after a load that failed: such a request ends with an error instead, and a "
-                    "gateway sends it again as text. --no-async-scheduling has it computed."
+                    "inferscale: under asynchronous scheduling, and with its second model runner, "
+                    "this vLLM answers with wrong tokens after a load that failed: such a request "
+                    "ends with an error instead, and a gateway sends it again as text. "
+                    "--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0 have it computed."
                 )
         self.failures = 0
         self.block_slots = vllm_config.cache_config.block_size

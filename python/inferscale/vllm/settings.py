@@ -39,11 +39,14 @@ def fails_instead_of_recomputing(vllm_config: Any, version: str) -> bool:
     """Whether vLLM's own recovery from a failed load would answer with wrong tokens.
 
     Under asynchronous scheduling the next step of the request is already on its way when the
-    failure is seen; vLLM 0.24 computes the prompt again, and keeps what that step then samples
-    (seen on an H200). Nothing of the kind is known of later versions, and nothing was measured.
+    failure is seen; vLLM 0.24 computes the prompt again, and keeps what that step then samples.
+    Its second model runner is wrong under either scheduling (both seen on an H200). Nothing of the
+    kind is known of later versions, and nothing was measured.
     """
+    unsafe = getattr(vllm_config.scheduler_config, "async_scheduling", False) or getattr(
+        vllm_config, "use_v2_model_runner", False)
     return (
-        bool(getattr(vllm_config.scheduler_config, "async_scheduling", False))
+        bool(unsafe)
         and vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
         and version.startswith("0.24.")
     )
