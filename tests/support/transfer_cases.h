@@ -88,7 +88,8 @@ inline void ExpectManyCallsInFlight(Device& device) {
   const Bytes cache = RandomCache(scene, dice);
   Stage stage(device, scene, cache);
   const auto blocks = static_cast<std::int32_t>(scene.physical_blocks);
-  const auto transfer = stage.Transfer(8, blocks);
+  const std::int32_t large_table = 2000;  // more than a kernel's parameters hold
+  const auto transfer = stage.Transfer(8, large_table);
   ASSERT_NE(transfer, nullptr);
   const std::int32_t tokens = 5, facts = 4;
   const auto payload = static_cast<std::int64_t>(PayloadBytes(scene.view, tokens));
@@ -102,6 +103,7 @@ inline void ExpectManyCallsInFlight(Device& device) {
     Step step;
     for (std::int32_t block = 0; block < blocks; ++block) step.table.push_back(block);
     dice.Shuffle(step.table);
+    if (call % 3 != 0) step.table.resize(large_table);
     const auto slots = static_cast<std::int32_t>(scene.layout.slots);
     const std::int32_t first = dice.Between(0, slots - tokens * facts);
     for (std::int32_t i = 0; i < dice.Between(1, facts); ++i) {

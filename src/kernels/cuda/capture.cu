@@ -48,8 +48,9 @@ __device__ void CaptureHeads(const std::uint8_t* cache, std::int64_t head_stride
 }
 
 template <KvCodec kCodec, ScalarType kType, RopePairing kPairing>
-__global__ __launch_bounds__(kThreads, 5) void CapturePlainKernel(const Geometry geometry,
-                                                                  const Work work) {
+__global__ __launch_bounds__(kThreads, 5) void CapturePlainKernel(
+    const Geometry geometry, const __grid_constant__ Arguments arguments) {
+  const Work work = WorkOf(arguments);
   const LanePlace place = FindLane(geometry, work);
   if (!place.active) return;
   constexpr bool kSame = PlainType(kCodec) == kType;
@@ -274,8 +275,9 @@ __device__ void CaptureValueRows(const Geometry& geometry, const Work& work,
 }
 
 template <KvCodec kCodec, ScalarType kType, RopePairing kPairing>
-__global__ __launch_bounds__(kThreads, 6) void CaptureQuantisedKernel(const Geometry geometry,
-                                                                      const Work work) {
+__global__ __launch_bounds__(kThreads, 6) void CaptureQuantisedKernel(
+    const Geometry geometry, const __grid_constant__ Arguments arguments) {
+  const Work work = WorkOf(arguments);
   extern __shared__ float4 shared[];
   const std::uint32_t heads = static_cast<std::uint32_t>(geometry.heads);
   const std::uint32_t slices = 2u * static_cast<std::uint32_t>(geometry.layers) * heads;
@@ -309,7 +311,7 @@ __global__ __launch_bounds__(kThreads, 6) void CaptureQuantisedKernel(const Geom
   }
 }
 
-using Kernel = void (*)(Geometry, Work);
+using Kernel = void (*)(Geometry, Arguments);
 
 template <KvCodec kCodec, ScalarType kType, RopePairing kPairing>
 Kernel KernelOf() {
@@ -366,14 +368,14 @@ cudaError_t PrepareVectorCapture(const Geometry& geometry) {
   return Prepare(kernel);
 }
 
-cudaError_t LaunchVectorCapture(const Geometry& geometry, const Work& work, std::int64_t tiles,
-                                cudaStream_t stream) {
+cudaError_t LaunchVectorCapture(const Geometry& geometry, const Arguments& arguments,
+                                std::int64_t tiles, cudaStream_t stream) {
   const bool quantised = Quantised(geometry.codec);
   const std::int64_t blocks = tiles * 2 * geometry.layers * (quantised ? geometry.heads : 1);
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   const std::size_t shared = quantised ? SharedBytes(geometry.key_dim) : 0;
   const Kernel kernel = KernelFor(geometry);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(geometry, work);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, shared, stream>>>(geometry, arguments);
   return cudaGetLastError();
 }
 

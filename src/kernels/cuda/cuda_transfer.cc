@@ -48,8 +48,8 @@ class DeviceMemory {
   void* memory_ = nullptr;
 };
 
-/// The arguments of the calls under way: pinned, and their copies on the device. A slot is taken
-/// again when the event behind its kernel has happened.
+/// The arguments of the large calls under way: pinned, and their copies on the device. A slot is
+/// taken again when the event behind its kernel has happened.
 class ArgumentRing {
  public:
   ~ArgumentRing() {
@@ -178,7 +178,7 @@ class CudaTransfer : public DeviceTransfer {
   }
 
  private:
-  using Launch = cudaError_t (*)(const Geometry&, const Work&, std::int64_t, cudaStream_t);
+  using Launch = cudaError_t (*)(const Geometry&, const Arguments&, std::int64_t, cudaStream_t);
 
   cudaError_t PrepareKernels() const {
     cudaError_t error = cudaSuccess;
@@ -233,13 +233,18 @@ class CudaTransfer : public DeviceTransfer {
         setup_.Check(facts, fact_count, block_table, table_blocks, direction);
     if (status != KernelStatus::kOk || fact_count == 0) return status;
     const DeviceScope scope(ordinal_);
-    std::uint8_t* host = nullptr;
-    if (scope.error() != cudaSuccess || ring_.Next(host) != cudaSuccess) {
-      return KernelStatus::kDeviceFailed;
-    }
+    if (scope.error() != cudaSuccess) return KernelStatus::kDeviceFailed;
     const std::size_t fact_bytes = sizeof(FactDescriptor) * static_cast<std::size_t>(fact_count);
     const std::size_t tile_bytes = sizeof(std::int32_t) * static_cast<std::size_t>(fact_count);
     const std::size_t table_bytes = sizeof(std::int32_t) * static_cast<std::size_t>(table_blocks);
+    const std::size_t bytes = fact_bytes + tile_bytes + table_bytes;
+    Arguments arguments;
+    arguments.fact_count = fact_count;
+    arguments.tile_tokens = tile_tokens;
+    arguments.has_table = block_table != nullptr;
+    const bool in_ring = bytes > Arguments::kInlineBytes;
+    std::uint8_t* host = arguments.bytes;
+    if (in_ring && ring_.Next(host) != cudaSuccess) return KernelStatus::kDeviceFailed;
     std::memcpy(host, facts, fact_bytes);
     std::int64_t tiles = 0;
     for (std::int32_t i = 0; i < fact_count; ++i) {
@@ -251,20 +256,10 @@ class CudaTransfer : public DeviceTransfer {
       if (tiles > INT32_MAX) return KernelStatus::kBadDescriptor;
     }
     if (table_bytes > 0) std::memcpy(host + fact_bytes + tile_bytes, block_table, table_bytes);
-    const std::uint8_t* device = nullptr;
-    cudaError_t error = ring_.Send(fact_bytes + tile_bytes + table_bytes, stream, device);
-    if (error == cudaSuccess) {
-      Work work;
-      work.facts = reinterpret_cast<const FactDescriptor*>(device);
-      work.tile_begin = reinterpret_cast<const std::int32_t*>(device + fact_bytes);
-      if (block_table != nullptr) {
-        work.block_table = reinterpret_cast<const std::int32_t*>(device + fact_bytes + tile_bytes);
-      }
-      work.fact_count = fact_count;
-      work.tile_tokens = tile_tokens;
-      error = launch(geometry_, work, tiles, stream);
-    }
-    const cudaError_t finished = ring_.Finish(stream);
+    cudaError_t error = cudaSuccess;
+    if (in_ring) error = ring_.Send(bytes, stream, arguments.device);
+    if (error == cudaSuccess) error = launch(geometry_, arguments, tiles, stream);
+    const cudaError_t finished = in_ring ? ring_.Finish(stream) : cudaSuccess;
     return error == cudaSuccess && finished == cudaSuccess ? KernelStatus::kOk
                                                            : KernelStatus::kDeviceFailed;
   }

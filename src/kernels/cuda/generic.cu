@@ -136,8 +136,9 @@ struct SlicePlace {
   }
 };
 
-__global__ __launch_bounds__(kThreads) void GenericInjectKernel(const Geometry geometry,
-                                                                const Work work) {
+__global__ __launch_bounds__(kThreads) void GenericInjectKernel(
+    const Geometry geometry, const __grid_constant__ Arguments arguments) {
+  const Work work = WorkOf(arguments);
   const SlicePlace place(geometry, work);
   const CacheSide& side = place.values ? geometry.values : geometry.keys;
   const int bytes = ElementBytes(geometry.type);
@@ -253,8 +254,9 @@ __device__ void EncodeValueGroup(KvCodec codec, const Segment& segment, std::int
   }
 }
 
-__global__ __launch_bounds__(kThreads) void GenericCaptureKernel(const Geometry geometry,
-                                                                 const Work work) {
+__global__ __launch_bounds__(kThreads) void GenericCaptureKernel(
+    const Geometry geometry, const __grid_constant__ Arguments arguments) {
+  const Work work = WorkOf(arguments);
   const SlicePlace place(geometry, work);
   const TokenTile& tile = place.tile;
   const CacheSide& side = place.values ? geometry.values : geometry.keys;
@@ -321,21 +323,21 @@ cudaError_t PrepareGeneric() {
   return error == cudaSuccess ? Prepare(GenericCaptureKernel) : error;
 }
 
-cudaError_t LaunchGenericInject(const Geometry& geometry, const Work& work, std::int64_t tiles,
-                                cudaStream_t stream) {
+cudaError_t LaunchGenericInject(const Geometry& geometry, const Arguments& arguments,
+                                std::int64_t tiles, cudaStream_t stream) {
   unsigned blocks = 0;
   const cudaError_t error = Blocks(geometry, tiles, blocks);
   if (error != cudaSuccess) return error;
-  GenericInjectKernel<<<blocks, kThreads, 0, stream>>>(geometry, work);
+  GenericInjectKernel<<<blocks, kThreads, 0, stream>>>(geometry, arguments);
   return cudaGetLastError();
 }
 
-cudaError_t LaunchGenericCapture(const Geometry& geometry, const Work& work, std::int64_t tiles,
-                                 cudaStream_t stream) {
+cudaError_t LaunchGenericCapture(const Geometry& geometry, const Arguments& arguments,
+                                 std::int64_t tiles, cudaStream_t stream) {
   unsigned blocks = 0;
   const cudaError_t error = Blocks(geometry, tiles, blocks);
   if (error != cudaSuccess) return error;
-  GenericCaptureKernel<<<blocks, kThreads, 0, stream>>>(geometry, work);
+  GenericCaptureKernel<<<blocks, kThreads, 0, stream>>>(geometry, arguments);
   return cudaGetLastError();
 }
 

@@ -213,8 +213,10 @@ __device__ void InjectHeads(const Row& row, std::int64_t segment_stride, CacheRo
 }
 
 template <KvCodec kCodec, ScalarType kType, RopePairing kPairing>
-__global__ __launch_bounds__(kThreads, 5) void InjectKernel(const Geometry geometry,
-                                                            const Work work) {
+__global__ __launch_bounds__(kThreads,
+                             5) void InjectKernel(const Geometry geometry,
+                                                  const __grid_constant__ Arguments arguments) {
+  const Work work = WorkOf(arguments);
   const LanePlace place = FindLane(geometry, work);
   if (!place.active) return;
   constexpr bool kSame =
@@ -254,7 +256,7 @@ __global__ __launch_bounds__(kThreads, 5) void InjectKernel(const Geometry geome
       [&](float* x, float* y) { RotateChunks<kPairing, false>(x, y, angles, columns); });
 }
 
-using Kernel = void (*)(Geometry, Work);
+using Kernel = void (*)(Geometry, Arguments);
 
 template <KvCodec kCodec, ScalarType kType>
 Kernel WithPairing(RopePairing pairing) {
@@ -285,11 +287,11 @@ Kernel KernelFor(const Geometry& geometry) {
 
 cudaError_t PrepareVectorInject(const Geometry& geometry) { return Prepare(KernelFor(geometry)); }
 
-cudaError_t LaunchVectorInject(const Geometry& geometry, const Work& work, std::int64_t tiles,
-                               cudaStream_t stream) {
+cudaError_t LaunchVectorInject(const Geometry& geometry, const Arguments& arguments,
+                               std::int64_t tiles, cudaStream_t stream) {
   const std::int64_t blocks = tiles * 2 * geometry.layers;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  KernelFor(geometry)<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(geometry, work);
+  KernelFor(geometry)<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(geometry, arguments);
   return cudaGetLastError();
 }
 

@@ -10,6 +10,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/kernels.h"
@@ -47,7 +48,22 @@ struct Geometry {
   std::int32_t width = 0;
 };
 
-/// Device addresses, except for the counts.
+/// The work of one call. Where it is small it travels in the kernel's own parameters: a copy to the
+/// device would be one more operation of the stream, which the kernel would wait for.
+struct Arguments {
+  static constexpr std::size_t kInlineBytes = 3584;
+  const std::uint8_t* device = nullptr;  ///< in device memory; nullptr: in `bytes`
+  std::int32_t fact_count = 0;
+  std::int32_t tile_tokens = 0;
+  bool has_table = false;
+  /// The facts, the first tile of each, and the block table. Set as far as it is used.
+  alignas(16) std::uint8_t bytes[kInlineBytes];
+};
+// What every GPU and driver takes.
+static_assert(sizeof(Geometry) + sizeof(Arguments) <= 4096);
+
+/// Where a kernel finds its Arguments' parts: in device memory or among its parameters, so that
+/// they are read by plain loads, not by those of global memory (__ldg).
 struct Work {
   const FactDescriptor* facts = nullptr;
   const std::int32_t* tile_begin = nullptr;   ///< [fact_count]: first tile of each fact; ascending
@@ -109,6 +125,18 @@ __host__ __device__ inline SegmentSizes SegmentSizesOf(KvCodec codec, std::int32
 
 #ifdef __CUDACC__
 
+/// \param arguments a __grid_constant__ parameter, whose address stays valid without a copy
+__device__ inline Work WorkOf(const Arguments& arguments) {
+  const std::uint8_t* bytes = arguments.device != nullptr ? arguments.device : arguments.bytes;
+  Work work;
+  work.facts = reinterpret_cast<const FactDescriptor*>(bytes);
+  work.tile_begin = reinterpret_cast<const std::int32_t*>(work.facts + arguments.fact_count);
+  if (arguments.has_table) work.block_table = work.tile_begin + arguments.fact_count;
+  work.fact_count = arguments.fact_count;
+  work.tile_tokens = arguments.tile_tokens;
+  return work;
+}
+
 /// The group of a key segment that holds a token.
 __device__ inline std::int32_t KeyGroupOf(std::int32_t tokens, std::int32_t token) {
   const std::int32_t groups = KeyGroups(tokens);
@@ -138,7 +166,7 @@ __device__ inline TokenTile FindTile(const Work& work, std::int32_t tile) {
   do {
     const std::int32_t step = (size + 31) / 32;
     const std::int32_t offset = lane * step;
-    const std::int32_t probed = offset < size ? __ldg(work.tile_begin + low + offset) : INT32_MAX;
+    const std::int32_t probed = offset < size ? work.tile_begin[low + offset] : INT32_MAX;
     const unsigned votes = __ballot_sync(~0u, probed <= tile);
     const int last = 31 - __clz(static_cast<int>(votes));
     begin = __shfl_sync(~0u, probed, last);
@@ -148,7 +176,7 @@ __device__ inline TokenTile FindTile(const Work& work, std::int32_t tile) {
   TokenTile found;
   const auto* words = reinterpret_cast<const uint4*>(work.facts + low);
   static_assert(sizeof(FactDescriptor) == 32);
-  const uint4 head = __ldg(words), tail = __ldg(words + 1);
+  const uint4 head = words[0], tail = words[1];
   found.fact.payload =
       reinterpret_cast<std::uint8_t*>(std::uint64_t{head.x} | std::uint64_t{head.y} << 32);
   found.fact.tokens = static_cast<std::int32_t>(head.z);
@@ -177,7 +205,7 @@ __device__ inline std::uint8_t* RowOf(const Geometry& geometry, const CacheSide&
   if (work.block_table == nullptr) return base + std::int64_t{slot} * side.slot_stride;
   const std::uint32_t block = slot / geometry.block_slots;
   const std::uint32_t within = slot - block * geometry.block_slots;
-  return base + std::int64_t{__ldg(work.block_table + block)} * side.block_stride +
+  return base + std::int64_t{work.block_table[block]} * side.block_stride +
          std::int64_t{within} * side.slot_stride;
 }
 
@@ -204,10 +232,13 @@ inline constexpr std::int32_t kGenericTileTokens = 32;
 
 /// Asynchronous; `tiles` as Work::tile_begin counts them. The vector launches need VectorSupport.
 /// cudaErrorInvalidConfiguration for more tiles than a grid has blocks for.
-cudaError_t LaunchVectorInject(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
-cudaError_t LaunchVectorCapture(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
-cudaError_t LaunchGenericInject(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
-cudaError_t LaunchGenericCapture(const Geometry&, const Work&, std::int64_t tiles, cudaStream_t);
+cudaError_t LaunchVectorInject(const Geometry&, const Arguments&, std::int64_t tiles, cudaStream_t);
+cudaError_t LaunchVectorCapture(const Geometry&, const Arguments&, std::int64_t tiles,
+                                cudaStream_t);
+cudaError_t LaunchGenericInject(const Geometry&, const Arguments&, std::int64_t tiles,
+                                cudaStream_t);
+cudaError_t LaunchGenericCapture(const Geometry&, const Arguments&, std::int64_t tiles,
+                                 cudaStream_t);
 /// Load the kernels that the launches of this geometry take, which the first launch would do
 /// otherwise, waiting for the device. LaunchVectorCapture needs its call.
 cudaError_t PrepareVectorInject(const Geometry&);
