@@ -6,8 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from inferscale.vllm.connector import siblings
 from inferscale.vllm.rotation import frequencies
-from inferscale.vllm.settings import fails_instead_of_recomputing
+from inferscale.vllm.settings import (
+    fails_instead_of_recomputing,
+    refuse_siblings,
+    SettingsError,
+)
 from inferscale.vllm.strided_cache import StridedCache
 
 BLOCKS, SLOTS, HEADS, DIM = 7, 16, 3, 8
@@ -106,3 +111,24 @@ def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, second_runner,
                              use_v2_model_runner=second_runner,
                              kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy))
     assert fails_instead_of_recomputing(config, version) == fails
+
+
+def test_no_other_connector_beside_this_one():
+    ours, other = {"kv_connector": "InferScaleConnector"}, {"kv_connector": "SharedStorageConnector"}
+    refuse_siblings([])
+    refuse_siblings([ours])
+    for connectors in ([ours, other], [other, ours], [ours, ours]):
+        with pytest.raises(SettingsError, match="MultiConnector"):
+            refuse_siblings(connectors)
+
+
+def test_multi_connector_is_found_by_the_connector_it_makes():
+    class MultiConnector:
+        def __init__(self, vllm_config):
+            self.found = siblings()
+
+    connectors = [{"kv_connector": "InferScaleConnector"}]
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(
+        kv_connector_extra_config={"connectors": connectors}))
+    assert MultiConnector(config).found == connectors
+    assert siblings() == []

@@ -5,6 +5,7 @@ loaded, so that vLLM computes it, and after repeated failures nothing more is pr
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,13 @@ from inferscale.vllm.metrics import (
     scheduler_counters,
 )
 from inferscale.vllm.scheduler import SchedulerSide
-from inferscale.vllm.settings import check_version, fails_instead_of_recomputing, read_settings, SettingsError
+from inferscale.vllm.settings import (
+    check_version,
+    fails_instead_of_recomputing,
+    read_settings,
+    refuse_siblings,
+    SettingsError,
+)
 from inferscale.vllm.worker import WorkerSide
 
 logger = init_logger("vllm.inferscale")
@@ -60,6 +67,20 @@ class FirstReport(KVConnectorHandshakeMetadata):
     report: bytes = b""
 
 
+def siblings() -> list[dict[str, Any]]:
+    """The connectors of the MultiConnector that is making this one; it hands each a configuration
+    that does not tell of the others."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if type(frame.f_locals.get("self")).__name__ == "MultiConnector":
+            config = frame.f_locals.get("vllm_config")
+            extra = getattr(config, "kv_transfer_config", None)
+            return list((getattr(extra, "kv_connector_extra_config", None) or {})
+                        .get("connectors", []))
+        frame = frame.f_back
+    return []
+
+
 def guarded(default: Callable[[], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A hook that answers `default()` instead of raising."""
 
@@ -82,6 +103,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
         check_version(vllm.__version__, settings.allow_untested_vllm)
+        refuse_siblings(siblings())
         if fails_instead_of_recomputing(vllm_config, vllm.__version__):
             # Read by the scheduler after it has made its connector.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "fail"

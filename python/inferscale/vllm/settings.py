@@ -35,6 +35,22 @@ class Settings:
     allow_untested_vllm: bool
 
 
+def refuse_siblings(connectors: list[dict[str, Any]]) -> None:
+    """Raises beside other connectors, which MultiConnector lets serve the same blocks.
+
+    KV that was injected under one salt would reach whatever shares blocks without it; no connector
+    has been seen to keep to the salt.
+    """
+    others = [str(c.get("kv_connector")) for c in connectors
+              if c.get("kv_connector") != "InferScaleConnector"]
+    if others or len(connectors) > 1:
+        raise SettingsError(
+            f"InferScaleConnector cannot stand beside {', '.join(others) or 'itself'} under "
+            "MultiConnector: other connectors may share injected KV between users. Give it an "
+            "engine of its own: \"kv_connector\": \"InferScaleConnector\""
+        )
+
+
 def fails_instead_of_recomputing(vllm_config: Any, version: str) -> bool:
     """Whether vLLM's own recovery from a failed load would answer with wrong tokens.
 
