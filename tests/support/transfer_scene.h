@@ -425,7 +425,7 @@ class Stage {
         table.empty() ? nullptr : table.data(), static_cast<std::int32_t>(table.size()), stream);
     // The call has copied them: these would be read otherwise.
     std::fill(table.begin(), table.end(), INT32_MAX);
-    std::memset(static_cast<void*>(facts.data()), 0xff, facts.size() * sizeof(FactDescriptor));
+    for (FactDescriptor& fact : facts) fact = {nullptr, -1, -1, -1, -1, -1};
     return status;
   }
 
