@@ -46,9 +46,9 @@ DevicePath::~DevicePath() {
 }
 
 Status DevicePath::SetStore(KvStore& store) {
-  writer_ = nullptr;
+  INFERSCALE_ASSIGN_OR_RETURN(auto writer, WriteBehind::Create(*device_, store));
+  writer_ = std::move(writer);
   store_ = &store;
-  INFERSCALE_ASSIGN_OR_RETURN(writer_, WriteBehind::Create(*device_, store));
   return OkStatus();
 }
 
@@ -232,7 +232,8 @@ Status DevicePath::Launch(std::uintptr_t stream) {
     captured_.clear();
   }
   batch_.Clear();
-  return status;
+  // Facts of earlier calls have gone with the batch: no caller may take it for the lack of one.
+  return status.ok() ? status : Internal(std::string(status.message()));
 }
 
 void DevicePath::TakeWritten() {

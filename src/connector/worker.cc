@@ -44,20 +44,18 @@ Result<std::unique_ptr<ConnectorWorker>> ConnectorWorker::Create(ConnectorWorker
   }
   std::unique_ptr<ConnectorWorker> worker(new ConnectorWorker(std::move(options)));
   worker->report_.rank = worker->options_.rank;
-  INFERSCALE_RETURN_IF_ERROR(worker->OpenStore());
+  INFERSCALE_ASSIGN_OR_RETURN(worker->store_, worker->OpenStore());
   INFERSCALE_RETURN_IF_ERROR(worker->ListHeld());
   return worker;
 }
 
-Status ConnectorWorker::OpenStore() {
+Result<std::unique_ptr<KvStore>> ConnectorWorker::OpenStore() const {
   KvStoreOptions store;
   store.folder = options_.folder;
   store.host_budget_bytes = options_.host_budget_bytes;
   store.file_budget_bytes = options_.file_budget_bytes;
   store.fingerprint = options_.fingerprint;
-  store_.reset();
-  INFERSCALE_ASSIGN_OR_RETURN(store_, KvStore::Open(std::move(store)));
-  return OkStatus();
+  return KvStore::Open(std::move(store));
 }
 
 Status ConnectorWorker::Clear() {
@@ -69,8 +67,10 @@ Status ConnectorWorker::Clear() {
     for (const BlockFolder::Listed& file : files) keys.push_back(file.id.key);
     INFERSCALE_RETURN_IF_ERROR(store_->Erase(keys));
   }
-  INFERSCALE_RETURN_IF_ERROR(OpenStore());  // and nothing in memory
-  return device_ != nullptr ? device_->SetStore(*store_) : OkStatus();
+  INFERSCALE_ASSIGN_OR_RETURN(auto store, OpenStore());  // and nothing in memory
+  if (device_ != nullptr) INFERSCALE_RETURN_IF_ERROR(device_->SetStore(*store));
+  store_ = std::move(store);
+  return OkStatus();
 }
 
 Status ConnectorWorker::ListHeld() {
@@ -94,19 +94,36 @@ Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
   probe_positions_.clear();
   plan_ = {};
   INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
-  if (plan_.clear) INFERSCALE_RETURN_IF_ERROR(Clear());
-  if (!plan_.drop.empty()) {
-    if (device_ != nullptr) device_->Erase(plan_.drop);
-    INFERSCALE_RETURN_IF_ERROR(store_->Erase(plan_.drop));
+  news_ = true;
+  owed_.clear = owed_.clear || plan_.clear;
+  owed_.drop.insert(owed_.drop.end(), plan_.drop.begin(), plan_.drop.end());
+  owed_.erase_scopes.insert(owed_.erase_scopes.end(), plan_.erase_scopes.begin(),
+                            plan_.erase_scopes.end());
+  const Status status = CarryOutErasures();
+  if (status.ok()) {
+    owed_ = {};
+    report_.sequence = plan_.sequence;
+    return status;
   }
-  for (const ScopeErasure& erasure : plan_.erase_scopes) {
+  // The next attempt would remove them.
+  for (const CaptureItem& item : plan_.captures) report_.lost.push_back({item.key, item.serial});
+  plan_.captures.clear();
+  const bool from_before = !plan_.clear && plan_.drop.empty() && plan_.erase_scopes.empty();
+  return from_before ? OkStatus() : status;
+}
+
+Status ConnectorWorker::CarryOutErasures() {
+  if (owed_.clear) INFERSCALE_RETURN_IF_ERROR(Clear());
+  if (!owed_.drop.empty()) {
+    if (device_ != nullptr) device_->Erase(owed_.drop);
+    INFERSCALE_RETURN_IF_ERROR(store_->Erase(owed_.drop));
+  }
+  for (const ScopeErasure& erasure : owed_.erase_scopes) {
     std::uint64_t& fence = fences_[erasure.scope_tag];
     fence = std::max(fence, erasure.epoch);
     if (device_ != nullptr) device_->EraseScope(erasure.scope_tag);
     INFERSCALE_RETURN_IF_ERROR(store_->EraseScope(erasure.scope_tag, erasure.epoch));
   }
-  report_.sequence = plan_.sequence;
-  news_ = true;
   return OkStatus();
 }
 
@@ -131,8 +148,8 @@ bool ConnectorWorker::TableCovers(std::span<const std::int32_t> block_table, std
 
 void ConnectorWorker::FailRange(std::span<const std::int32_t> block_table, std::int64_t begin,
                                 std::int64_t end) {
-  for (std::int64_t block = begin / options_.block_slots; block * options_.block_slots < end;
-       ++block) {
+  for (std::int64_t block = std::max<std::int64_t>(begin, 0) / options_.block_slots;
+       block * options_.block_slots < end; ++block) {
     if (block < static_cast<std::int64_t>(block_table.size())) {
       failed_blocks_.push_back(block_table[static_cast<std::size_t>(block)]);
     }
@@ -144,7 +161,7 @@ std::vector<std::int64_t> ConnectorWorker::LoadSlots() {
   placed_.clear();
   for (const RequestLoad& load : plan_.loads) {
     if (load.pieces.empty()) continue;
-    const std::int64_t end = load.pieces.back().position + load.pieces.back().count;
+    const std::int64_t end = std::int64_t{load.pieces.back().position} + load.pieces.back().count;
     InjectedTokens injected{load.request, 0};
     for (const LoadPiece& piece : load.pieces) {
       auto pin = rope_ != nullptr && TableCovers(load.block_table, piece.position,

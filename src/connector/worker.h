@@ -61,6 +61,8 @@ class ConnectorWorker {
   Status ExpectRotation(RopeSpec spec);
 
   /// Takes a plan: erasures and evictions are carried out at once. \return kDataLoss for a bad one.
+  /// Erasures that fail are tried again with each plan; until they succeed none is acknowledged,
+  /// and captures are reported as lost.
   Status Begin(std::span<const std::uint8_t> plan);
 
   /// Engine slots (block · block_slots + offset) of the tokens to load, in staging order. Ranges
@@ -107,8 +109,9 @@ class ConnectorWorker {
   };
 
   explicit ConnectorWorker(ConnectorWorkerOptions options) : options_(std::move(options)) {}
-  Status OpenStore();
+  Result<std::unique_ptr<KvStore>> OpenStore() const;
   Status Clear();
+  Status CarryOutErasures();
   Status ListHeld();
   kernels::CodecView View() const;
   kernels::RopeTable Rope() const;
@@ -129,6 +132,7 @@ class ConnectorWorker {
   std::unique_ptr<const RopeSpec> expected_;
   std::shared_ptr<const RopeTables> rope_;
   StepPlan plan_;
+  StepPlan owed_;                    ///< erasures that have not succeeded yet
   std::vector<PlacedPiece> placed_;  ///< pieces to load, in staging order
   std::vector<std::int32_t> probe_positions_;
   std::vector<std::int32_t> failed_blocks_;

@@ -29,6 +29,7 @@ Status ConnectorWorker::ExpectRotation(RopeSpec spec) {
 
 Status ConnectorWorker::LoadOnDevice(std::uintptr_t stream) {
   if (device_ == nullptr) return FailedPrecondition("no device is attached");
+  device_->Discard();  // of a step that ended with an exception
   const std::size_t injected_before = report_.injected.size();
   Status status;
   for (const RequestLoad& load : plan_.loads) {
@@ -73,6 +74,7 @@ Status ConnectorWorker::LoadOnDevice(std::uintptr_t stream) {
 
 Status ConnectorWorker::CaptureOnDevice(std::uintptr_t stream) {
   if (device_ == nullptr) return FailedPrecondition("no device is attached");
+  device_->Discard();
   Status status;
   std::vector<const CaptureItem*> added;
   for (const CaptureItem& item : plan_.captures) {

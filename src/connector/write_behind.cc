@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 namespace inferscale {
@@ -86,7 +87,12 @@ void WriteBehind::Run() {
     running_ = &info;
     abandoned_ = false;
     lock.unlock();
-    Status status = Write(std::move(job));
+    Status status;
+    try {
+      status = Write(std::move(job));
+    } catch (const std::exception& error) {  // of memory: it would end the process
+      status = ResourceExhausted(error.what());
+    }
     lock.lock();
     if (abandoned_) {
       lock.unlock();

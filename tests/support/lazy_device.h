@@ -61,6 +61,7 @@ class LazyDevice : public kernels::Device {
   }
   Status StreamWait(std::uintptr_t stream, std::uint64_t event) override {
     const std::lock_guard lock(mutex_);
+    if (stream == broken_stream_) return ResourceExhausted("no memory for another wait");
     Push(stream, {nullptr, event});
     return OkStatus();
   }
@@ -85,6 +86,8 @@ class LazyDevice : public kernels::Device {
     }
   }
   int launches() const { return launches_; }
+  /// This stream cannot be made to wait from now on; 0: every stream can.
+  void BreakWaitsOf(std::uintptr_t stream) { broken_stream_ = stream; }
 
  private:
   struct Operation {
@@ -164,6 +167,7 @@ class LazyDevice : public kernels::Device {
   std::set<std::uint64_t> done_;
   std::uint64_t last_event_ = 0;
   int launches_ = 0;
+  std::uintptr_t broken_stream_ = 0;
 };
 
 }  // namespace inferscale::test

@@ -354,6 +354,59 @@ TEST_F(ConnectorDeviceTest, WhatNoOtherTierTookIsReportedWhenItIsEvicted) {
   }
 }
 
+TEST_F(ConnectorDeviceTest, ALaunchThatFailsForWantOfMemoryFailsTheWholeStep) {
+  Start(60 * kTokenBytes);
+  Run({{kCapture, Prompt().Fact(1, 40)}});
+  Run({{kCapture, Prompt().Fact(2, 40)}});
+  worker_->Flush();
+  StepPlan plan;
+  plan.sequence = 1000;
+  plan.loads = {{"r", {1, 2, 3, 4, 5}, {{TestKey(1), 0, 40, 0}, {TestKey(2), 0, 40, 40}}}};
+  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+  // The second fact needs the room of the first one, which is launched for it.
+  device_->BreakWaitsOf(kStream);
+  EXPECT_FALSE(worker_->LoadOnDevice(kStream).ok());
+  device_->BreakWaitsOf(0);
+  EXPECT_TRUE(Run({{kInject, Prompt().Fact(1, 40).Fact(2, 40).Text(3, 9)}}).empty());
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 80);
+  EXPECT_LT(Difference(), 2e-4F);
+}
+
+TEST_F(ConnectorDeviceTest, AnErasureThatFailsIsTriedAgainBeforeAPlanIsAcknowledged) {
+  Start(1 << 20);
+  Run({{kCapture, Prompt().Fact(1, 20)}});
+  worker_->Flush();
+  Report();
+  std::filesystem::path file;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_.path() / "kv")) {
+    if (entry.path().extension() == ".kvb") file = entry.path();
+  }
+  ASSERT_FALSE(file.empty());
+  std::filesystem::remove(file);
+  std::filesystem::create_directories(file / "in the way");
+  const auto begin = [&](StepPlan plan) { return worker_->Begin(SerializeStepPlan(plan)).ok(); };
+  const auto report = [&] { return *ParseWorkerReport(worker_->TakeReport()); };
+  StepPlan plan;
+  plan.sequence = 1000;
+  plan.drop = {TestKey(1)};
+  plan.captures.resize(1);
+  plan.captures[0].key = TestKey(2);
+  plan.captures[0].serial = 9;
+  EXPECT_FALSE(begin(plan));
+  const WorkerReport failed = report();
+  EXPECT_LT(failed.sequence, 1000U);
+  ASSERT_EQ(failed.lost.size(), 1U);  // or the scheduler would wait for it for ever
+  EXPECT_EQ(failed.lost[0].serial, 9U);
+  StepPlan next;
+  next.sequence = 1001;
+  EXPECT_TRUE(begin(next));
+  EXPECT_LT(report().sequence, 1000U);
+  std::filesystem::remove_all(file);
+  next.sequence = 1002;
+  EXPECT_TRUE(begin(next));
+  EXPECT_EQ(report().sequence, 1002U);
+}
+
 TEST(MeasuredPositionsTest, GrowWithWhatIsAveragedAndShrinkWithRounding) {
   EXPECT_EQ(MeasuredPositions(std::ldexp(1.0, -9), 256, 1024), 16384);
   EXPECT_EQ(MeasuredPositions(std::ldexp(1.0, -9), 4, 1024), 2048);

@@ -84,6 +84,7 @@ class CudaDevice : public Device {
     const DeviceScope scope(ordinal_);
     const std::lock_guard lock(mutex_);
     cudaEvent_t event = nullptr;
+    if (spare_.empty()) RetireHappened();
     if (spare_.empty()) {
       INFERSCALE_RETURN_IF_ERROR(
           ToStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
@@ -107,7 +108,10 @@ class CudaDevice : public Device {
     const auto found = pending_.find(event);
     if (found == pending_.end()) return true;
     const cudaError_t error = cudaEventQuery(found->second);
-    if (error == cudaErrorNotReady) return false;
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();  // or the next launch's check finds it
+      return false;
+    }
     INFERSCALE_RETURN_IF_ERROR(ToStatus(error, "asking for an event"));
     Retire(found);
     return true;
@@ -186,6 +190,18 @@ class CudaDevice : public Device {
     if (waiting_.contains(found->first)) return;
     spare_.push_back(found->second);
     pending_.erase(found);
+  }
+
+  // Nobody need ask about an event again: without this, each of those would be kept for good.
+  void RetireHappened() {
+    for (auto next = pending_.begin(); next != pending_.end();) {
+      const auto found = next++;
+      if (cudaEventQuery(found->second) != cudaSuccess) {
+        cudaGetLastError();
+        return;
+      }
+      Retire(found);
+    }
   }
 
   const int ordinal_;
