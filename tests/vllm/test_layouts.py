@@ -9,6 +9,7 @@ import torch
 from inferscale.vllm.connector import siblings
 from inferscale.vllm.rotation import frequencies
 from inferscale.vllm.settings import (
+    engine_suffix,
     fails_instead_of_recomputing,
     refuse_siblings,
     SettingsError,
@@ -111,6 +112,14 @@ def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, second_runner,
                              use_v2_model_runner=second_runner,
                              kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy))
     assert fails_instead_of_recomputing(config, version) == fails
+
+
+@pytest.mark.parametrize("parallel,suffix", [
+    ({"data_parallel_rank": 0}, ""), ({"data_parallel_rank": 2}, "-2"),
+    ({"data_parallel_rank": 0, "data_parallel_index": 0}, ""),
+    ({"data_parallel_rank": 0, "data_parallel_index": 1}, "-1")])  # a dense model
+def test_engines_of_a_data_parallel_server_have_sockets_and_folders_of_their_own(parallel, suffix):
+    assert engine_suffix(SimpleNamespace(**parallel)) == suffix
 
 
 def test_no_other_connector_beside_this_one():

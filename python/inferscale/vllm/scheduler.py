@@ -5,7 +5,7 @@ from typing import Any
 
 from inferscale import __version__, _native
 from inferscale.vllm.control import ControlServer, Reports
-from inferscale.vllm.settings import Settings, fingerprint_of, refusal_of
+from inferscale.vllm.settings import Settings, engine_suffix, fingerprint_of, refusal_of
 
 PARAMETER = "inferscale"
 
@@ -57,9 +57,8 @@ class SchedulerSide:
                 "ranks": parallel.tensor_parallel_size,
                 "refusal": "",
             }
-            rank = parallel.data_parallel_rank
             self.control = ControlServer(
-                settings.control_socket + (f"-{rank}" if rank else ""), settings.secret,
+                settings.control_socket + engine_suffix(parallel), settings.secret,
                 self.native, self.reports,
                 lambda: {**self.facts, "refusal": self.native.counters()["refusal"]})
 

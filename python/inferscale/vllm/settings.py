@@ -119,6 +119,17 @@ def read_settings(extra: dict[str, Any]) -> Settings:
     )
 
 
+def engine_suffix(parallel_config: Any) -> str:
+    """Of the further engines of a data-parallel server, "-1" and so on; empty for the first.
+
+    vLLM calls every engine of a dense model rank 0; their index tells them apart.
+    """
+    index = getattr(parallel_config, "data_parallel_index", None)
+    if index is None:
+        index = parallel_config.data_parallel_rank
+    return f"-{index}" if index else ""
+
+
 def check_version(version: str, allowed: bool) -> None:
     """Raises SettingsError for a vLLM whose connector interface nobody has looked at."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -138,6 +149,9 @@ def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
 
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         return "pipeline parallelism is not supported"
+    if any(getattr(vllm_config.parallel_config, f"{kind}_context_parallel_size", 1) > 1
+           for kind in ("decode", "prefill")):
+        return "context parallelism is not supported"
     if getattr(vllm_config, "speculative_config", None) is not None:
         return "speculative decoding is not supported"
     if getattr(vllm_config, "lora_config", None) is not None:

@@ -8,7 +8,13 @@ import torch
 from inferscale import _native
 from inferscale.vllm.packed_cache import PackedCache
 from inferscale.vllm.rotation import engine_rotation
-from inferscale.vllm.settings import Settings, SettingsError, fingerprint_of, refusal_of
+from inferscale.vllm.settings import (
+    engine_suffix,
+    fingerprint_of,
+    refusal_of,
+    Settings,
+    SettingsError,
+)
 from inferscale.vllm.strided_cache import StridedCache
 
 LAYER_NUMBER = re.compile(r"\.(\d+)\.")
@@ -47,7 +53,9 @@ class WorkerSide:
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         rank = get_tensor_model_parallel_rank()
-        folder = f"{self.settings.folder}/rank-{rank}" if self.settings.folder else ""
+        # Two engines' stores in one folder would not learn of each other's erasures.
+        folder = (f"{self.settings.folder}/rank-{rank}{engine_suffix(self.config.parallel_config)}"
+                  if self.settings.folder else "")
         self.native = _native.Worker(
             layers=len(names),
             kv_heads=spec.num_kv_heads,
