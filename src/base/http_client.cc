@@ -24,6 +24,8 @@ namespace http = boost::beast::http;
 using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
+constexpr std::size_t kMostUnparsedBytes = std::size_t{1} << 20;
+
 bool IsPrintableAscii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
 }
@@ -138,7 +140,8 @@ Result<HttpPostResult> Exchange(asio::io_context& context, Stream& stream, const
       context, call, [&](auto handler) { http::async_write(stream, request, std::move(handler)); });
   if (error) return Ended(call, "Sending to", error);
 
-  beast::flat_buffer buffer;
+  // What is not parsed yet: without a limit a chunk's header without an end would fill the memory.
+  beast::flat_buffer buffer(kMostUnparsedBytes);
   http::response_parser<http::string_body> parser;
   if (call.streaming != nullptr) {
     http::response_parser<http::buffer_body> pieces;

@@ -5,7 +5,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <thread>
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include "base/descriptor.h"
 #include "support/http_server.h"
 
 namespace inferscale {
@@ -106,6 +112,43 @@ TEST(PostJson, RefusesALongerBodyThanAllowed) {
 TEST(PostJson, ReportsAConnectionThatIsCut) {
   HttpServer server([](const auto&) { return HttpReply{.hang_up = true}; });
   EXPECT_EQ(PostJson(PostTo(server.Url("/"))).status().code(), StatusCode::kUnavailable);
+}
+
+TEST(PostJson, AChunkHeaderWithoutAnEndDoesNotFillTheMemory) {
+  const Descriptor listening(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(listening.get(), generic, size), 0);
+  ASSERT_EQ(listen(listening.get(), 1), 0);
+  ASSERT_EQ(getsockname(listening.get(), generic, &size), 0);
+  std::thread server([&] {
+    const Descriptor peer(accept(listening.get(), nullptr, nullptr));
+    char request[4096];
+    if (recv(peer.get(), request, sizeof(request), 0) <= 0) return;
+    const std::string answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" +
+                               std::string(std::size_t{8} << 20, 'x');
+    for (std::size_t sent = 0; sent < answer.size();) {
+      const ssize_t n = send(peer.get(), answer.data() + sent, answer.size() - sent, MSG_NOSIGNAL);
+      if (n <= 0) return;
+      sent += static_cast<std::size_t>(n);
+    }
+  });
+  const Status status =
+      PostJson(PostTo("http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)))).status();
+  server.join();
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find("overflow"), std::string::npos) << status.ToString();
+}
+
+TEST(PostJson, TakesALargeAnswer) {
+  const std::string body(std::size_t{5} << 20, 'x');
+  HttpServer server([&](const auto&) { return HttpReply{.body = body}; });
+  const Result<HttpPostResult> response = PostJson(PostTo(server.Url("/")));
+  ASSERT_TRUE(response.ok()) << response.status().ToString();
+  EXPECT_EQ(response->body, body);
 }
 
 TEST(PostJson, RefusesATokenThatWouldAddAHeader) {

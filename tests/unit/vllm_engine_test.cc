@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -207,6 +208,17 @@ TEST_F(VllmEngineTest, ASpecialTokensNameInATextStaysText) {
   EXPECT_EQ(engine_->Detokenize(ids), text);
 }
 
+TEST_F(VllmEngineTest, ANameRepeatedWithoutEndCostsFewRequests) {
+  FakeVllm& server = AddServer();
+  Open();
+  std::string text;
+  for (int i = 0; i < 3000; ++i) text += "<|im_start|>";
+  const auto tokenized = [&] { return server.With([](FakeVllm& s) { return s.tokenized; }); };
+  const int before = tokenized();
+  EXPECT_EQ(engine_->Tokenize(text), TokenIds(text.begin(), text.end()));
+  EXPECT_LE(tokenized() - before, 10);
+}
+
 TEST_F(VllmEngineTest, RendersAroundTextsThatNeverMeetTheTemplate) {
   AddServer();
   Open();
@@ -256,6 +268,17 @@ TEST_F(VllmEngineTest, ErasureReachesAnIdleEnginesRanks) {
   // Prefixes' epochs begin anew with each gateway.
   ASSERT_TRUE(engine_->EraseScope(kPrefixScopeTag, 9).ok());
   EXPECT_EQ(connectors_[0]->With([](FakeConnector& c) { return c.fences["0000000000000000"]; }), 0);
+}
+
+TEST_F(VllmEngineTest, AnErasureIsNotDoneWhileARankIsUnknown) {
+  AddServer();
+  Open();
+  ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
+  std::ofstream(connectors_[0]->path.string() + "-1").put('\n');
+  const Status erased = engine_->Erase(std::vector{Key(1)}, 7, 2);
+  EXPECT_EQ(erased.code(), StatusCode::kUnavailable);
+  EXPECT_THAT(erased.message(), HasSubstr("start the gateway anew"));
+  EXPECT_FALSE(connectors_[0]->Holds(Key(1)));  // what can be erased is
 }
 
 TEST_F(VllmEngineTest, AnErasureWaitsForTheEncodingUnderWay) {

@@ -15,6 +15,9 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kMostAnswerBytes = std::size_t{64} << 20;
+constexpr std::size_t kMostAnswerTokens = std::size_t{16} << 20;
+
 /// The status of an error that comes inside a stream.
 Status StreamedError(const json& error) {
   const std::string message =
@@ -89,6 +92,9 @@ bool CompletionReader::Take(std::string_view data) {
 }
 
 Status CompletionReader::TakeChoice(const json& choice) {
+  if (text_.size() > kMostAnswerBytes || generated_.size() > kMostAnswerTokens) {
+    return DataLoss("vLLM streams an answer without an end; check that the URL is vLLM's");
+  }
   const Status bad = DataLoss("vLLM streams an answer without text or token ids");
   const json &text = FieldOf(choice, "text"), &ids = FieldOf(choice, "token_ids");
   if (!text.is_string() || !(ids.is_array() || ids.is_null())) return bad;

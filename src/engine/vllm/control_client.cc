@@ -49,7 +49,8 @@ Status ControlClient::Connect() {
                            std::to_string(sizeof(address.sun_path) - 1) + " bytes");
   }
   std::memcpy(address.sun_path, path_.data(), path_.size());
-  socket_.emplace(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // Not blocking: connect() would wait without end for an engine that hangs and accepts nobody.
+  socket_.emplace(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (connect(socket_->get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
     return OkStatus();
   }

@@ -79,12 +79,13 @@ Status VllmCluster::AddServers() {
     const bool ranked = kv && !path.empty() && std::filesystem::exists(socket(1), ignored);
     if (ranked) server.rank = 0;
     servers_.push_back(std::make_unique<VllmServer>(server));
-    for (std::int32_t rank = 1;
-         ranked && rank < kMostRanks && std::filesystem::exists(socket(rank), ignored); ++rank) {
+    std::int32_t rank = 1;
+    for (; ranked && rank < kMostRanks && std::filesystem::exists(socket(rank), ignored); ++rank) {
       server.rank = rank;
       server.control_path = socket(rank);
       servers_.push_back(std::make_unique<VllmServer>(server));
     }
+    if (kv && !path.empty()) absent_sockets_.push_back(socket(rank));
   }
   return OkStatus();
 }
@@ -99,7 +100,8 @@ Status VllmCluster::ReadModels() {
       continue;
     }
     const json& list = FieldOf(*answer, "data");
-    const json model = list.is_array() && !list.empty() ? list.front() : json();
+    // No copy: those of deeply nested JSON recurse.
+    const json& model = list.is_array() && !list.empty() ? list.front() : FieldOf(json(), "");
     const std::string id = StringOf(model, "id");
     const std::int64_t length = IntegerOf(model, "max_model_len", 0);
     if (id.empty() || length < 2 || length > 1 << 30) {
@@ -323,6 +325,13 @@ Status VllmCluster::AwaitErased(VllmServer& server, std::int64_t plan) const {
 Status VllmCluster::Erase(std::string_view operation, const json& fields) const {
   std::vector<std::pair<VllmServer*, std::int64_t>> plans;
   Status status;
+  for (const std::string& path : absent_sockets_) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored)) continue;
+    status = Unavailable("the control socket " + path +
+                         " was not there when this gateway started, so that nothing is erased "
+                         "behind it; start the gateway anew");
+  }
   for (const auto& server : servers_) {
     if (!server->has_control()) continue;
     const Result<json> answer = server->Control(operation, fields);

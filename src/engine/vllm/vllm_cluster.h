@@ -66,6 +66,8 @@ class VllmCluster {
 
   const VllmEngineOptions options_;
   std::vector<std::unique_ptr<VllmServer>> servers_;
+  /// Of the rank behind each server's last one: it appears if a server starts later with more.
+  std::vector<std::string> absent_sockets_;
   std::string model_;
   std::int32_t context_tokens_ = 0;
   TokenId plain_token_ = 0;

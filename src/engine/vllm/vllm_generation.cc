@@ -110,8 +110,8 @@ void TakeReport(const json& said, const Composition& composition, std::int64_t c
   const std::int64_t injected =
       std::clamp<std::int64_t>(IntegerOf(said, "injected_tokens", 0), 0, most);
   report->injected_tokens = static_cast<std::int32_t>(injected);
-  report->reused_tokens =
-      static_cast<std::int32_t>(std::clamp<std::int64_t>(cached - injected, 0, most - injected));
+  report->reused_tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(
+      std::clamp<std::int64_t>(cached, 0, most) - injected, 0, most - injected));
   report->computed_tokens = report->prompt_tokens - report->injected_tokens - report->reused_tokens;
   const std::int32_t covered = report->injected_tokens + report->reused_tokens;
   for (const BlockSpan& block : composition.blocks) {
@@ -291,7 +291,8 @@ Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composit
     if (!carried.transfer.is_null()) body["kv_transfer_params"] = carried.transfer;
     INFERSCALE_ASSIGN_OR_RETURN(const json answer, server.Post("/v1/completions", body));
     const json& choices = FieldOf(answer, "choices");
-    const json choice = choices.is_array() && !choices.empty() ? choices.front() : json();
+    const json& choice =
+        choices.is_array() && !choices.empty() ? choices.front() : FieldOf(json(), "");
     const json& values = FieldOf(FieldOf(choice, "logprobs"), "token_logprobs");
     const json& ids = FieldOf(choice, "token_ids");
     if (!values.is_array() || values.size() != 1 || !values[0].is_number() || !ids.is_array() ||

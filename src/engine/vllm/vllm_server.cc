@@ -99,6 +99,10 @@ HttpPost VllmServer::Request(std::string_view path, const json* body) const {
 }
 
 void VllmServer::Outcome(const Status& status) const {
+  // The caller's doing, which says nothing of the server.
+  if (status.code() == StatusCode::kCancelled || status.code() == StatusCode::kDeadlineExceeded) {
+    return;
+  }
   const std::scoped_lock lock(mutex_);
   if (status.code() != StatusCode::kUnavailable) {
     failures_ = 0;

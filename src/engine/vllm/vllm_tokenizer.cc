@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include <spdlog/spdlog.h>
 
@@ -66,9 +67,13 @@ Result<TokenIds> VllmTokenizer::Guarded(std::string_view text) const {
   if (text.empty()) return TokenIds();
   const bool suspicious = MaySpellSpecial(text);
   INFERSCALE_ASSIGN_OR_RETURN(Tokens tokens, AskTokens({{"prompt", text}}, suspicious));
-  std::vector<std::size_t> cuts;
+  // Each name once: a text may repeat it a hundred thousand times.
+  std::set<std::string_view> names;
   for (const std::string& spelling : tokens.spellings) {
-    if (!LooksSpecial(spelling)) continue;
+    if (LooksSpecial(spelling)) names.insert(spelling);
+  }
+  std::vector<std::size_t> cuts;
+  for (const std::string_view spelling : names) {
     for (std::size_t at = text.find(spelling); at != std::string_view::npos;
          at = text.find(spelling, at + spelling.size())) {
       cuts.push_back(at + 1);
@@ -79,11 +84,17 @@ Result<TokenIds> VllmTokenizer::Guarded(std::string_view text) const {
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
   cuts.push_back(text.size());
   TokenIds ids;
+  std::unordered_map<std::string_view, TokenIds> known;
   std::size_t from = 0;
   for (const std::size_t cut : cuts) {
-    // Shorter than the text, so this ends. A piece may spell another name.
-    INFERSCALE_ASSIGN_OR_RETURN(const TokenIds piece, Guarded(text.substr(from, cut - from)));
-    Append(&ids, piece);
+    const std::string_view piece = text.substr(from, cut - from);
+    auto found = known.find(piece);
+    if (found == known.end()) {
+      // Shorter than the text, so this ends. A piece may spell another name.
+      INFERSCALE_ASSIGN_OR_RETURN(TokenIds piece_ids, Guarded(piece));
+      found = known.emplace(piece, std::move(piece_ids)).first;
+    }
+    Append(&ids, found->second);
     from = cut;
   }
   return ids;
