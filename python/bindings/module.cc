@@ -284,8 +284,8 @@ NB_MODULE(_native, module) {
       .def("attach_device", &AttachDevice, nb::kw_only(), nb::arg("ordinal"), nb::arg("type"),
            nb::arg("keys"), nb::arg("values"), nb::arg("key_strides"), nb::arg("value_strides"),
            nb::arg("arena_bytes"))
-      .def("expect_rotation", &ExpectRotation, nb::kw_only(), nb::arg("pairing"),
-           nb::arg("layers"), nb::arg("inverse_frequency"))
+      .def("expect_rotation", &ExpectRotation, nb::kw_only(), nb::arg("pairing"), nb::arg("layers"),
+           nb::arg("inverse_frequency"))
       .def("load_on_device",
            [](ConnectorWorker& self, std::uintptr_t stream) { Check(self.LoadOnDevice(stream)); })
       .def("capture_on_device", [](ConnectorWorker& self,

@@ -71,8 +71,8 @@ class SqliteCatalog final : public Catalog {
       std::span<const std::string> fact_ids, const std::string& encoding_id) override;
   Status MarkKvReady(std::span<const KvKey> keys) override;
   Status DropKvRecords(std::span<const KvKey> keys) override;
-  Status DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id,
-                            std::int32_t fewest, WhichFacts which) override;
+  Status DropKvThatSawFewer(ScopeId scope, const std::string& encoding_id, std::int32_t fewest,
+                            WhichFacts which) override;
 
   Result<std::vector<Turn>> GetTurns(std::span<const TurnId> ids) override;
   Result<std::vector<Turn>> TurnsBefore(ScopeId scope, TurnId before, std::int32_t count) override;

@@ -57,8 +57,7 @@ class FactEncoder {
   /// Behind these facts of the same owner, `fact` itself left out.
   std::shared_ptr<const TokenIds> OwnContext(const TokenIds& opening,
                                              std::span<const Fact> examples, const Fact& fact,
-                                             const ScopeInfo& scope,
-                                             std::vector<std::string>* saw);
+                                             const ScopeInfo& scope, std::vector<std::string>* saw);
   /// Appends the turns before the fact, as dated bullets or as plain turns.
   Status AppendWindow(const Fact& fact, const ScopeInfo& scope, bool bullets, TokenIds* context,
                       std::vector<std::string>* saw);

@@ -108,14 +108,7 @@ struct FactDescriptor {
 
 /// Outcome of a kernel: kOk, or which argument is out of range; nothing has been written then.
 /// kDeviceFailed: the GPU refused the work, or earlier work has failed.
-enum class KernelStatus {
-  kOk = 0,
-  kBadView,
-  kBadRope,
-  kBadLayout,
-  kBadDescriptor,
-  kDeviceFailed
-};
+enum class KernelStatus { kOk = 0, kBadView, kBadRope, kBadLayout, kBadDescriptor, kDeviceFailed };
 
 /// Decodes each descriptor's tokens, rotates the keys to `position + i`, and writes keys and values
 /// of all layers and heads into the cache.
