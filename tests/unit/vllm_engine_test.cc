@@ -445,7 +445,8 @@ TEST_F(VllmEngineTest, HostileAnswersAreErrorsAndNothingElse) {
   const std::string one = R"(data: {"choices":[{"text":"f","token_ids":[102]}]})"
                           "\n\n";
   const std::pair<HttpReply, StatusCode> cases[] = {
-      {HttpReply{.status = 401, .body = "Bearer key-7"}, StatusCode::kInvalidArgument},
+      {HttpReply{.status = 401, .body = "Bearer key-7"}, StatusCode::kUnavailable},
+      {HttpReply{.status = 404, .body = "no such model"}, StatusCode::kUnavailable},
       {HttpReply{.status = 500, .body = "no"}, StatusCode::kUnavailable},
       {HttpReply{.status = 400, .body = "what?"}, StatusCode::kInvalidArgument},
       {HttpReply{.hang_up = true}, StatusCode::kUnavailable},

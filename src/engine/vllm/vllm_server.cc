@@ -23,6 +23,15 @@ json KeysOf(std::span<const KvKey> keys) {
   return list;
 }
 
+/// A wrong key or model name is the operator's fault, not that of the request: it is kept for
+/// later, or goes to another server.
+Status StatusOf(const Url& url, const Result<HttpPostResult>& answer) {
+  if (!answer.ok() || answer->status == 200) return answer.status();
+  Status refusal = RefusalStatus(url, *answer);
+  const bool of_server = answer->status == 401 || answer->status == 403 || answer->status == 404;
+  return of_server ? Unavailable(refusal.message()) : refusal;
+}
+
 }  // namespace
 
 const json& FieldOf(const json& object, const char* name) {
@@ -120,8 +129,7 @@ bool VllmServer::Available() const {
 }
 
 Result<json> VllmServer::Read(const HttpPost& request, Result<HttpPostResult> answer) const {
-  Status status = answer.status();
-  if (answer.ok() && answer->status != 200) status = RefusalStatus(request.url, *answer);
+  const Status status = StatusOf(request.url, answer);
   Outcome(status);
   INFERSCALE_RETURN_IF_ERROR(status);
   json object = json::parse(answer->body, nullptr, /*allow_exceptions=*/false);
@@ -153,8 +161,7 @@ Status VllmServer::Stream(std::string_view path, const json& body,
   EventSplitter splitter;
   stream.on_data = [&](std::string_view piece) { return splitter.Push(piece, on_event); };
   const Result<HttpPostResult> answer = PostStreaming(stream, cancellation);
-  Status status = answer.status();
-  if (answer.ok() && answer->status != 200) status = RefusalStatus(stream.post.url, *answer);
+  Status status = StatusOf(stream.post.url, answer);
   if (splitter.overlong()) {
     status = DataLoss(stream.post.url.ToDisplayString() +
                       " sends an event without an end; check that the URL is vLLM's");
