@@ -12,11 +12,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -24,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/cuda_status.h"
+#include "gpu_bench.h"
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 
@@ -35,20 +30,8 @@ constexpr int kRoundsAtOnce = 8;  // are given to the device before it starts on
 constexpr std::int32_t kBlockSlots = 16;
 constexpr std::int64_t kForgottenBytes = std::int64_t{256} << 20;  // several times any second cache
 
-[[noreturn]] void Fail(const std::string& what) {
-  std::fprintf(stderr, "inject_gpu_bench: %s\n", what.c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T Must(Result<T> result) {
-  if (!result.ok()) Fail(result.status().ToString());
-  return std::move(result).value();
-}
-
-void Must(cudaError_t error) {
-  if (error != cudaSuccess) Fail(cudaGetErrorString(error));
-}
+using gpu_bench::Fail;
+using gpu_bench::Must;
 
 struct Shape {
   const char* name;
@@ -217,26 +200,6 @@ class Bench {
     return Report(what, steps, Median(move_ms), Median(copy_ms), Median(host_us));
   }
 
-  nlohmann::json Describe() const {
-    cudaDeviceProp properties{};
-    Must(cudaGetDeviceProperties(&properties, 0));
-    int runtime = 0, driver = 0;
-    Must(cudaRuntimeGetVersion(&runtime));
-    Must(cudaDriverGetVersion(&driver));
-    const auto version = [](int number) {
-      return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
-    };
-    char date[32];
-    const std::time_t now = std::time(nullptr);
-    std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
-    return {{"hardware", properties.name},
-            {"versions",
-             {{"inferscale", INFERSCALE_VERSION},
-              {"cuda_runtime", version(runtime)},
-              {"cuda_driver", version(driver)}}},
-            {"date", date}};
-  }
-
  private:
   std::unique_ptr<DeviceTransfer> MakeTransfer(const CodecView& view, const Shape& shape,
                                                std::int32_t tokens, std::int32_t physical_blocks,
@@ -298,51 +261,32 @@ class Bench {
 };
 
 int Main(int argc, char** argv) {
-  std::string out, command = "inject_gpu_bench";
-  bool small = false;
-  for (int i = 1; i < argc; ++i) {
-    command += std::string(" ") + argv[i];
-    if (std::strcmp(argv[i], "--small") == 0) {
-      small = true;
-    } else if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) {
-      out = argv[++i];
-      command += " " + out;
-    } else {
-      Fail(std::string("unknown argument ") + argv[i] + ": give --out FILE or --small");
-    }
-  }
+  const gpu_bench::Arguments arguments = gpu_bench::ReadArguments(argc, argv);
   std::vector<Shape> shapes = {
       {"Llama-3.1-8B", 32, 8, 128, RopePairing::kHalf},
       {"Qwen2.5-7B", 28, 4, 128, RopePairing::kHalf},
       {"Mistral-7B", 32, 8, 128, RopePairing::kHalf},
   };
   std::vector<std::int32_t> lengths = {100, 250, 500, 1000, 1500, 2000, 4000, 8000};
-  if (small) {
+  if (arguments.small) {
     shapes.resize(1);
     lengths = {100, 500, 1500};
   }
   Bench bench;
-  nlohmann::json report = bench.Describe();
-  report["command"] = command;
-  report["rows"] = nlohmann::json::array();
+  nlohmann::json report = gpu_bench::NewReport(arguments);
   std::printf("%-13s %6s %-5s %-8s %10s %10s %6s %8s %8s\n", "shape", "tokens", "codec", "", "ms",
               "copy ms", "ratio", "TB/s", "host us");
   for (const Shape& shape : shapes) {
     for (const bool inject : {true, false}) {
       for (const KvCodec codec : {KvCodec::kBF16, KvCodec::kF16, KvCodec::kInt8, KvCodec::kInt4}) {
         for (const std::int32_t tokens : lengths) {
-          report["rows"].push_back(bench.Run({shape, tokens, codec, inject}, small ? 10 : 25));
+          report["rows"].push_back(
+              bench.Run({shape, tokens, codec, inject}, arguments.small ? 10 : 25));
         }
       }
     }
   }
-  if (!out.empty()) {
-    const std::filesystem::path path(out);
-    if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
-    std::ofstream file(path);
-    file << report.dump(2) << "\n";
-    if (!file.good()) Fail("cannot write " + out);
-  }
+  gpu_bench::WriteReport(arguments, report);
   return 0;
 }
 

@@ -12,11 +12,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -24,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/cuda_status.h"
+#include "gpu_bench.h"
 #include "kernels/device.h"
 #include "kernels/device_top_k.h"
 #include "kernels/kernels.h"
@@ -36,22 +32,7 @@ constexpr int kWarmUps = 20;
 constexpr int kRounds = 200;
 constexpr std::int64_t kSecondCacheBytes = std::int64_t{64} << 20;  // not less than any GPU's here
 
-[[noreturn]] void Fail(const std::string& what) {
-  std::fprintf(stderr, "retrieval_gpu_bench: %s\n", what.c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T Must(Result<T> result) {
-  if (!result.ok()) Fail(result.status().ToString());
-  return std::move(result).value();
-}
-
-void Must(const Status& status) {
-  if (!status.ok()) Fail(status.ToString());
-}
-
-void Must(cudaError_t error) { Must(cuda::ToStatus(error, "CUDA")); }
+using gpu_bench::Must;
 
 struct Case {
   std::string name;
@@ -341,35 +322,15 @@ nlohmann::json Run(Bench& bench, const Case& what) {
           {"rounds", kRounds}};
 }
 
-std::string Version(int number) {
-  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
-}
-
 int Main(int argc, char** argv) {
-  std::string out, command = "retrieval_gpu_bench";
-  bool small = false;
-  for (int i = 1; i < argc; ++i) {
-    command += std::string(" ") + argv[i];
-    if (std::strcmp(argv[i], "--small") == 0) {
-      small = true;
-    } else if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) {
-      out = argv[++i];
-      command += " " + out;
-    } else {
-      Fail(std::string("unknown argument ") + argv[i] + ": give --out FILE or --small");
-    }
-  }
+  const gpu_bench::Arguments arguments = gpu_bench::ReadArguments(argc, argv);
+  const bool small = arguments.small;
   const std::unique_ptr<Device> device = Must(MakeCudaDevice(0));
   Bench bench{*device};
   Must(cudaSetDevice(0));
   Must(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
   Must(cudaEventCreate(&bench.begin));
   Must(cudaEventCreate(&bench.end));
-  cudaDeviceProp properties{};
-  Must(cudaGetDeviceProperties(&properties, 0));
-  int runtime = 0, driver = 0;
-  Must(cudaRuntimeGetVersion(&runtime));
-  Must(cudaDriverGetVersion(&driver));
 
   const std::int64_t many = small ? 50'000 : 1'000'000;
   const std::vector<Case> cases = {
@@ -389,25 +350,9 @@ int Main(int argc, char** argv) {
   };
   std::printf("%-44s %5s %9s %9s %10s %8s\n", "exact top 50, dim 384", "rows", "ms", "wall ms",
               "CPU ms", "recall");
-  nlohmann::json report;
-  report["hardware"] = properties.name;
-  report["versions"] = {{"inferscale", INFERSCALE_VERSION},
-                        {"cuda_runtime", Version(runtime)},
-                        {"cuda_driver", Version(driver)}};
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
-  report["date"] = date;
-  report["command"] = command;
-  report["rows"] = nlohmann::json::array();
+  nlohmann::json report = gpu_bench::NewReport(arguments);
   for (const Case& one : cases) report["rows"].push_back(Run(bench, one));
-  if (!out.empty()) {
-    const std::filesystem::path path(out);
-    if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
-    std::ofstream file(path);
-    file << report.dump(2) << "\n";
-    if (!file.good()) Fail("cannot write " + out);
-  }
+  gpu_bench::WriteReport(arguments, report);
   return 0;
 }
 
