@@ -244,7 +244,7 @@ class Engine:
                 operation, salt=salt, scope_tag=SCOPE, epoch=1,
                 expires_ms=int((time.time() + 3600) * 1000), blocks=list(blocks), prompt=prompt,
                 secret=self.secret)
-            sampling.extra_args = {"kv_transfer_params": {"inferscale": json.loads(signed)}}
+            sampling.extra_args = {"kv_transfer_params": {"inferscale": signed}}
         return {"prompt_token_ids": prompt, "cache_salt": salt}, sampling
 
     @staticmethod

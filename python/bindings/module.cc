@@ -75,11 +75,11 @@ Staging StagingAt(std::string_view type, std::uintptr_t keys, std::uintptr_t val
   return {Scalar(type), reinterpret_cast<void*>(keys), reinterpret_cast<void*>(values), tokens};
 }
 
-/// A signed request for kv_transfer_params, as a gateway writes it.
-std::string SignTransfer(std::string_view operation, const std::string& salt,
-                         std::uint64_t scope_tag, std::uint64_t epoch, TimeMs expires_ms,
-                         const std::vector<std::tuple<nb::bytes, int, int>>& blocks,
-                         const TokenIds& prompt, const nb::bytes& secret) {
+/// kv_transfer_params["inferscale"], signed, as a gateway writes it.
+nb::dict SignTransfer(std::string_view operation, const std::string& salt, std::uint64_t scope_tag,
+                      std::uint64_t epoch, TimeMs expires_ms,
+                      const std::vector<std::tuple<nb::bytes, int, int>>& blocks,
+                      const TokenIds& prompt, const nb::bytes& secret) {
   TransferRequest request;
   request.operation = operation == "inject"    ? TransferOperation::kInject
                       : operation == "capture" ? TransferOperation::kCapture
@@ -91,8 +91,31 @@ std::string SignTransfer(std::string_view operation, const std::string& salt,
   request.epoch = epoch;
   request.expires_ms = expires_ms;
   for (const auto& [key, begin, end] : blocks) request.blocks.push_back({Key(key), begin, end, {}});
-  request.mac = TransferMac(request, prompt, Bytes(secret));
-  return SerializeTransferRequest(request);
+  const CarriedTransfer carried = SignTransferRequest(request, prompt, Bytes(secret));
+  nb::dict out;
+  out["schema"] = carried.schema;
+  out["request"] = carried.request;
+  out["mac"] = carried.mac;
+  return out;
+}
+
+/// \param transfer whatever a client has sent; what is of another type counts as malformed.
+CarriedTransfer Carried(nb::handle transfer) {
+  CarriedTransfer carried;
+  carried.mac = "?";  // malformed
+  if (!nb::isinstance<nb::dict>(transfer)) return carried;
+  const nb::dict fields = nb::borrow<nb::dict>(transfer);
+  const auto field = [&](const char* name) -> nb::object {
+    return fields.contains(name) ? nb::object(fields[name]) : nb::none();
+  };
+  std::string request, mac;
+  std::int64_t schema = 0;
+  if (!nb::try_cast(field("schema"), schema, /*convert=*/false) ||
+      !nb::try_cast(field("request"), request, /*convert=*/false) ||
+      !nb::try_cast(field("mac"), mac, /*convert=*/false)) {
+    return carried;
+  }
+  return {schema, std::move(request), std::move(mac)};
 }
 
 std::unique_ptr<ConnectorScheduler> MakeScheduler(const nb::bytes& secret,
@@ -162,6 +185,12 @@ void ExpectRotation(ConnectorWorker& worker, std::string_view pairing, std::int3
   Check(worker.ExpectRotation(std::move(spec)));
 }
 
+/// Rises with every count of DeviceCounters that is reported as a metric.
+std::int64_t DeviceCounted(const ConnectorWorker& worker) {
+  const DeviceTierStats stats = worker.DeviceStats();
+  return stats.hits + stats.promotions + stats.evictions;
+}
+
 nb::dict DeviceCounters(const ConnectorWorker& worker) {
   const DeviceTierStats stats = worker.DeviceStats();
   nb::dict out;
@@ -182,6 +211,15 @@ std::int64_t TokenBytes(const std::string& codec, std::int32_t layers, std::int3
   constexpr std::int32_t kShort = 8;
   const kernels::CodecView view{Check(ParseKvCodec(codec)), layers, kv_heads, head_dim, head_dim};
   return static_cast<std::int64_t>(kernels::PayloadBytes(view, kShort)) / kShort + 64;
+}
+
+/// Rises with every count of Counters that is reported as a metric.
+std::int64_t Counted(const ConnectorScheduler& scheduler) {
+  const ConnectorCounters& counters = scheduler.counters();
+  std::int64_t sum = counters.requests + counters.injected_tokens + counters.captured_blocks +
+                     counters.load_failures + scheduler.directory().evictions();
+  for (const auto& [reason, count] : counters.fallbacks) sum += count;
+  return sum;
 }
 
 nb::dict Counters(const ConnectorScheduler& scheduler) {
@@ -229,9 +267,10 @@ NB_MODULE(_native, module) {
       .def(nb::new_(&MakeScheduler), nb::kw_only(), nb::arg("secret"), nb::arg("budget_bytes"),
            nb::arg("token_bytes"), nb::arg("ranks"))
       .def("add",
-           [](ConnectorScheduler& self, const std::string& request, std::string_view transfer,
-              const TokenIds& prompt,
-              std::string_view salt) { return self.Add(request, transfer, prompt, salt, Now()); })
+           [](ConnectorScheduler& self, const std::string& request, nb::handle transfer,
+              TokenIds prompt, std::string_view salt) {
+             return self.Add(request, Carried(transfer), std::move(prompt), salt, Now());
+           })
       .def("knows", &ConnectorScheduler::Knows)
       .def("matched_tokens", &ConnectorScheduler::MatchedTokens)
       .def("allocated", &ConnectorScheduler::Allocated)
@@ -256,6 +295,7 @@ NB_MODULE(_native, module) {
                        const nb::bytes& key) { return self.Ready(Key(key)); })
       .def_prop_ro("rotation_known", &ConnectorScheduler::rotation_known)
       .def_prop_ro("acknowledged_plan", &ConnectorScheduler::AcknowledgedPlan)
+      .def_prop_ro("counted", &Counted)
       .def("counters", &Counters);
 
   nb::class_<ConnectorWorker>(module, "Worker")
@@ -291,6 +331,7 @@ NB_MODULE(_native, module) {
       .def("capture_on_device", [](ConnectorWorker& self,
                                    std::uintptr_t stream) { Check(self.CaptureOnDevice(stream)); })
       .def("flush", &ConnectorWorker::Flush)
+      .def_prop_ro("counted", &DeviceCounted)
       .def("device_counters", &DeviceCounters)
       .def("take_report", [](ConnectorWorker& self) { return ToPython(self.TakeReport()); })
       .def("refuse", &ConnectorWorker::Refuse)

@@ -31,29 +31,26 @@ void ConnectorScheduler::Fall(Active& active, const std::string& reason, std::in
   counters_.fallbacks[reason] += blocks;
 }
 
-bool ConnectorScheduler::Add(const std::string& request, std::string_view transfer_json,
-                             std::span<const TokenId> prompt, std::string_view cache_salt,
-                             TimeMs now) {
-  if (requests_.contains(request)) return true;
+bool ConnectorScheduler::Add(const std::string& request, const CarriedTransfer& carried,
+                             TokenIds prompt, std::string_view cache_salt, TimeMs now) {
+  const auto [place, is_new] = requests_.try_emplace(request);
+  if (!is_new) return true;
   ++counters_.requests;
-  Active active;
+  Active& active = place->second;
   active.outcome.request = request;
-  auto transfer = ParseTransferRequest(transfer_json, static_cast<std::int64_t>(prompt.size()));
-  std::string reason;
+  auto transfer = OpenTransferRequest(carried, prompt, cache_salt, options_.secret, now);
   if (!transfer.ok()) {
-    reason = transfer.status().code() == StatusCode::kUnsupported ? "schema" : "malformed";
-  } else if (!VerifyTransferRequest(*transfer, prompt, cache_salt, options_.secret, now).ok()) {
-    reason = "unauthorised";
-  }
-  if (!reason.empty()) {
-    Fall(active, reason, 1);
-    requests_.emplace(request, std::move(active));
+    const StatusCode code = transfer.status().code();
+    Fall(active,
+         code == StatusCode::kUnsupported       ? "schema"
+         : code == StatusCode::kInvalidArgument ? "malformed"
+                                                : "unauthorised",
+         1);
     return false;
   }
   active.transfer = std::move(*transfer);
-  active.prompt.assign(prompt.begin(), prompt.end());
+  active.prompt = std::move(prompt);
   active.pins.resize(active.transfer.blocks.size());
-  requests_.emplace(request, std::move(active));
   return true;
 }
 

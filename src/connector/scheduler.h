@@ -49,10 +49,9 @@ class ConnectorScheduler {
  public:
   static Result<std::unique_ptr<ConnectorScheduler>> Create(ConnectorSchedulerOptions options);
 
-  /// A request has arrived. \param transfer_json the object of kv_transfer_params. \return whether
-  /// it is accepted; the reason, if not, is in its outcome.
-  bool Add(const std::string& request, std::string_view transfer_json,
-           std::span<const TokenId> prompt, std::string_view cache_salt, TimeMs now);
+  /// A request has arrived. \return whether it is accepted; the reason, if not, is in its outcome.
+  bool Add(const std::string& request, const CarriedTransfer& transfer, TokenIds prompt,
+           std::string_view cache_salt, TimeMs now);
   bool Knows(const std::string& request) const { return requests_.contains(request); }
 
   /// Tokens after the first `computed` ones that stored KV covers without a gap, at most all but

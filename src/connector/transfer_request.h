@@ -2,10 +2,12 @@
 #define INFERSCALE_CONNECTOR_TRANSFER_REQUEST_H_
 
 /// \file transfer_request.h
-/// TransferRequest: what a gateway asks of the connector inside a vLLM request, as the JSON object
-/// `kv_transfer_params["inferscale"]`. Guarantees: a request is used only after
-/// ParseTransferRequest and VerifyTransferRequest have accepted it; anything else is served as
-/// plain text. The functions are thread-safe.
+/// TransferRequest: what a gateway asks of the connector inside a vLLM request. It travels as three
+/// plain values, `kv_transfer_params["inferscale"] = {"schema", "request", "mac"}`: engines copy
+/// the parameters of every request several times, object by object, so that a list of blocks as
+/// JSON costs more than the injection. Guarantees: no request comes out of OpenTransferRequest that
+/// was not signed for this prompt, salt and time; anything else is served as plain text. The
+/// functions are thread-safe.
 
 #include <cstdint>
 #include <span>
@@ -19,7 +21,7 @@
 namespace inferscale {
 
 /// The schema this version reads and writes.
-inline constexpr std::int64_t kTransferSchema = 1;
+inline constexpr std::int64_t kTransferSchema = 2;
 
 enum class TransferOperation : std::uint8_t {
   kInject = 0,   ///< write stored KV of the named ranges where it is ready
@@ -42,24 +44,25 @@ struct TransferRequest {
   TimeMs expires_ms = 0;              ///< refused later than this
   std::string salt;                   ///< must be vLLM's cache_salt of the same request
   std::vector<TransferBlock> blocks;  ///< ascending, not overlapping
-  std::string mac;                    ///< HMAC-SHA-256, 64 hexadecimal digits
 };
 
-/// Reads the object. \return kUnsupported for another schema, kInvalidArgument naming the field for
-/// anything malformed, out of order, or outside a prompt of `prompt_tokens` tokens.
-Result<TransferRequest> ParseTransferRequest(std::string_view json, std::int64_t prompt_tokens);
-std::string SerializeTransferRequest(const TransferRequest& request);
+/// A request as it travels.
+struct CarriedTransfer {
+  std::int64_t schema = kTransferSchema;
+  std::string request;  ///< its fields in hexadecimal
+  std::string mac;      ///< HMAC-SHA-256 over them and the prompt's ids, 64 hexadecimal digits
+};
 
-/// The MAC over operation, scope, epoch, expiry, salt, blocks and all prompt ids.
-std::string TransferMac(const TransferRequest& request, std::span<const TokenId> prompt,
-                        std::span<const std::uint8_t> secret);
+CarriedTransfer SignTransferRequest(const TransferRequest& request, std::span<const TokenId> prompt,
+                                    std::span<const std::uint8_t> secret);
 
 /// \param salt the cache salt of the vLLM request that carries it.
-/// \return kFailedPrecondition if the MAC, the salt or the time does not agree; compares in
-/// constant time.
-Status VerifyTransferRequest(const TransferRequest& request, std::span<const TokenId> prompt,
-                             std::string_view salt, std::span<const std::uint8_t> secret,
-                             TimeMs now);
+/// \return kUnsupported for another schema; kInvalidArgument for anything malformed, out of order,
+/// or outside the prompt; kFailedPrecondition if the MAC (compared in constant time), the salt or
+/// the time does not agree.
+Result<TransferRequest> OpenTransferRequest(const CarriedTransfer& carried,
+                                            std::span<const TokenId> prompt, std::string_view salt,
+                                            std::span<const std::uint8_t> secret, TimeMs now);
 
 }  // namespace inferscale
 

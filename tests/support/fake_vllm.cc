@@ -161,15 +161,13 @@ json FakeConnector::Take(const json& body) {
   const json& named = body["kv_transfer_params"]["inferscale"];
   const TokenIds prompt = body["prompt"];
   json outcome = {{"injected_tokens", 0}, {"captured_blocks", 0}, {"fallback", json::object()}};
-  const auto transfer =
-      ParseTransferRequest(named.dump(), static_cast<std::int64_t>(prompt.size()));
+  const auto transfer = OpenTransferRequest(
+      {named.value("schema", std::int64_t{0}), named.value("request", ""), named.value("mac", "")},
+      prompt, body["cache_salt"].get<std::string>(), AsBytes(secret), NowMs());
   const std::scoped_lock lock(mutex);
   if (!transfer.ok()) {
-    outcome["fallback"]["malformed"] = 1;
-  } else if (!VerifyTransferRequest(*transfer, prompt, body["cache_salt"].get<std::string>(),
-                                    AsBytes(secret), NowMs())
-                  .ok()) {
-    outcome["fallback"]["unauthorised"] = 1;
+    const bool unsigned_one = transfer.status().code() == StatusCode::kFailedPrecondition;
+    outcome["fallback"][unsigned_one ? "unauthorised" : "malformed"] = 1;
   } else if (transfer->operation == TransferOperation::kProbe) {
     rotation_known = prompt.size() == 1025;
   } else if (transfer->operation == TransferOperation::kCapture && capture_fallback.empty()) {

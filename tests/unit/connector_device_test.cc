@@ -109,9 +109,9 @@ class ConnectorDeviceTest : public ::testing::Test {
       transfer.salt = "salt";
       transfer.expires_ms = 10;
       transfer.blocks = request.prompt.blocks;
-      transfer.mac = TransferMac(transfer, request.prompt.tokens, AsBytes(kSecret));
-      scheduler_->Add(request.name, SerializeTransferRequest(transfer), request.prompt.tokens,
-                      "salt", 5);
+      scheduler_->Add(request.name,
+                      SignTransferRequest(transfer, request.prompt.tokens, AsBytes(kSecret)),
+                      request.prompt.tokens, "salt", 5);
       request.external = scheduler_->MatchedTokens(request.name, 0);
       request.table.resize((request.prompt.tokens.size() + kBlockSlots - 1) / kBlockSlots);
       for (std::int32_t& block : request.table) block = 1 + (next_block_++ * 37) % (kBlocks - 1);

@@ -71,8 +71,8 @@ class ConnectorTest : public ::testing::TestWithParam<int> {
     scheduler_->StartComplete();
   }
 
-  std::string Sign(TransferOperation operation, const TokenIds& prompt,
-                   std::vector<TransferBlock> blocks, std::uint64_t epoch = 1) {
+  CarriedTransfer Sign(TransferOperation operation, const TokenIds& prompt,
+                       std::vector<TransferBlock> blocks, std::uint64_t epoch = 1) {
     TransferRequest request;
     request.operation = operation;
     request.scope_tag = 7;
@@ -80,8 +80,7 @@ class ConnectorTest : public ::testing::TestWithParam<int> {
     request.salt = "salt";
     request.expires_ms = 10;
     request.blocks = std::move(blocks);
-    request.mac = TransferMac(request, prompt, AsBytes(kSecret));
-    return SerializeTransferRequest(request);
+    return SignTransferRequest(request, prompt, AsBytes(kSecret));
   }
 
   std::vector<std::int32_t> Table(std::size_t tokens) {
@@ -94,7 +93,7 @@ class ConnectorTest : public ::testing::TestWithParam<int> {
   TransferOutcome Run(const std::string& name, TransferOperation operation, const TokenIds& prompt,
                       const std::vector<TransferBlock>& blocks, std::int32_t local_hit = 0,
                       std::int32_t chunk = 1 << 20, std::uint64_t epoch = 1) {
-    const std::string transfer = Sign(operation, prompt, blocks, epoch);
+    const CarriedTransfer transfer = Sign(operation, prompt, blocks, epoch);
     scheduler_->Add(name, transfer, prompt, "salt", 5);
     external_ = scheduler_->MatchedTokens(name, local_hit);
     EXPECT_EQ(scheduler_->MatchedTokens(name, local_hit), external_);  // idempotent
@@ -217,7 +216,8 @@ TEST_P(ConnectorTest, ARequestThatEndsBeforeItsPassIsReportedCountsWhatWasWritte
   Probe();
   const TokenIds prompt = Numbers(40, 1);
   Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
-  const std::string transfer = Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
+  const CarriedTransfer transfer =
+      Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
   for (const bool planned : {true, false}) {
     ASSERT_TRUE(scheduler_->Add("r", transfer, prompt, "salt", 5));
     ASSERT_EQ(scheduler_->MatchedTokens("r", 0), 30);
@@ -361,11 +361,12 @@ TEST_P(ConnectorTest, UnsignedRequestsAreServedAsText) {
   Probe();
   const TokenIds prompt = Numbers(40, 1);
   Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
-  const std::string transfer = Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
+  const CarriedTransfer transfer =
+      Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
   EXPECT_FALSE(scheduler_->Add("salt", transfer, prompt, "another", 5));
   EXPECT_FALSE(scheduler_->Add("time", transfer, prompt, "salt", 11));
   EXPECT_FALSE(scheduler_->Add("ids", transfer, Numbers(40, 2), "salt", 5));
-  EXPECT_FALSE(scheduler_->Add("text", "{}", prompt, "salt", 5));
+  EXPECT_FALSE(scheduler_->Add("text", {kTransferSchema, "?", "?"}, prompt, "salt", 5));
   for (const std::string name : {"salt", "time", "ids", "text"}) {
     EXPECT_EQ(scheduler_->MatchedTokens(name, 0), 0);
     EXPECT_EQ(
@@ -389,7 +390,8 @@ TEST_P(ConnectorTest, AnAbortedRequestLeavesNoPinNoLoadAndNoReservation) {
     EXPECT_EQ(scheduler_->directory().pins(), 0);
     EXPECT_TRUE(scheduler_->TakePlan().empty());
   }
-  const std::string capture = Sign(TransferOperation::kCapture, prompt, {{KeyOf(2), 30, 50, {}}});
+  const CarriedTransfer capture =
+      Sign(TransferOperation::kCapture, prompt, {{KeyOf(2), 30, 50, {}}});
   ASSERT_TRUE(scheduler_->Add("x", capture, prompt, "salt", 5));
   scheduler_->Allocated("x", 0, Table(60));
   scheduler_->Scheduled("x", 60, {}, false);
@@ -400,7 +402,7 @@ TEST_P(ConnectorTest, AnAbortedRequestLeavesNoPinNoLoadAndNoReservation) {
 TEST_P(ConnectorTest, AModelWhoseKeysAreNoRotationIsRefused) {
   // Another token at every place: the keys differ by more than a rotation.
   TokenIds prompt = Numbers(1100, 5);
-  const std::string transfer = Sign(TransferOperation::kProbe, prompt, {});
+  const CarriedTransfer transfer = Sign(TransferOperation::kProbe, prompt, {});
   ASSERT_TRUE(scheduler_->Add("p", transfer, prompt, "salt", 5));
   const auto table = Table(prompt.size());
   scheduler_->Allocated("p", 0, table);

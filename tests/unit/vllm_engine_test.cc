@@ -489,7 +489,7 @@ TEST_F(VllmEngineTest, ALoadThatFailedIsAskedForAgainAsText) {
   ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
   Instead(server, [](const HttpExchange& exchange) -> std::optional<HttpReply> {
     if (exchange.target != "/v1/completions") return std::nullopt;
-    if (exchange.body.find("\"inject\"") == std::string::npos) return std::nullopt;
+    if (exchange.body.find("\"kv_transfer_params\"") == std::string::npos) return std::nullopt;
     return HttpReply{.body = "data: {\"error\":{\"message\":\"Internal server error\"}}\n\n",
                      .content_type = "text/event-stream"};
   });

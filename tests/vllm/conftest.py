@@ -105,11 +105,10 @@ class Engine:
     def transfer(self, operation, prompt, blocks, salt, epoch=1, seconds=60, secret=None):
         from inferscale import _native
 
-        signed = _native.sign_transfer(
+        return _native.sign_transfer(
             operation, salt=salt, scope_tag=SCOPE, epoch=epoch,
             expires_ms=int((time.time() + seconds) * 1000), blocks=blocks, prompt=prompt,
             secret=secret or self.secret)
-        return json.loads(signed)
 
     def fresh_salt(self) -> str:
         self._salts += 1

@@ -125,7 +125,10 @@ def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
     engine.run(prompt, "capture", blocks)
     cold = engine.run(prompt, tokens=3)
     good = engine.transfer("inject", prompt, blocks, "s")
-    cases = [dict(good, mac="0" * 64), dict(good, epoch=2), dict(good, salt="t"),
+    changed = good["request"][:-1] + ("0" if good["request"][-1] != "0" else "1")
+    cases = [dict(good, mac="0" * 64), dict(good, mac=""), dict(good, request=changed),
+             dict(good, request=good["request"][:-2]),
+             engine.transfer("inject", prompt, blocks, "t"),
              engine.transfer("inject", prompt, blocks, "s", secret=b"another secret of 20"),
              engine.transfer("inject", prompt, blocks, "s", seconds=-5),
              engine.transfer("inject", prompt[:-1] + [9], blocks, "s")]
@@ -133,10 +136,17 @@ def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
         tokens, logprobs, cached, said = engine.run(prompt, transfer=transfer, salt="s", tokens=3)
         assert said["injected_tokens"] == 0 and said["fallback"] == {"unauthorised": 1}
         assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
-    for transfer, reason in ((dict(good, schema=2), "schema"), ({"schema": 1}, "malformed"),
-                             ({}, "malformed"), (dict(good, blocks="x"), "malformed")):
+    for transfer, reason in ((dict(good, schema=1), "schema"), (dict(good, schema=3), "schema"),
+                             ({"schema": 2}, "malformed"), ({}, "malformed"), ("x", "malformed"),
+                             ([good], "malformed"), (dict(good, request=["x"]), "malformed"),
+                             (dict(good, request="\ud800"), "malformed"),
+                             (dict(good, request="x"), "malformed"),
+                             (dict(good, schema=2.0), "malformed"),
+                             (dict(good, schema=1 << 63), "malformed"),
+                             (dict(good, mac=None), "malformed")):
         said = engine.run(prompt, transfer=transfer, salt="s")[3]
-        assert said["fallback"] == {reason: 1}
+        assert said["fallback"] == {reason: 1}, transfer
+    assert not any(connector.failures for connector in engine.connectors)
 
 
 def test_colliding_keys_are_a_miss(engine):

@@ -119,8 +119,12 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         self.matched_from: dict[str, int] = {}
         self.promised: list[int] = []  # blocks of this step's loads
         self.loading: list[int] = []
+        self.loaded: StepMetadata | None = None  # the last step that _load has seen
+        # Otherwise the engine clears new blocks between its first hook and its pass.
+        self.early = not getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
         self.unwritten: set[int] = set()
         self.counting = Counting()
+        self.counted = 0
         self.scheduler: SchedulerSide | None = None
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -147,14 +151,14 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded(lambda: None)
     def get_kv_connector_stats(self) -> ConnectorStats | None:
-        side = self.scheduler or self.worker
-        if side.native is None:
+        native = (self.scheduler or self.worker).native
+        # Asked every step; most steps count nothing.
+        if native is None or native.counted == self.counted:
             return None
+        self.counted = native.counted
         if self.scheduler is not None:
-            return self.counting.since(scheduler_counters(side.native.counters()))
-        if not side.on_device:
-            return None
-        return self.counting.since(device_counters(side.native.device_counters()))
+            return self.counting.since(scheduler_counters(native.counters()))
+        return self.counting.since(device_counters(native.device_counters()))
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
@@ -250,8 +254,19 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> FirstReport:
         return FirstReport(self.worker.report())
 
+    def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        """The step's first hook: the copies run while the engine prepares its inputs on the host.
+        Blocks of a preempted request hold nothing that is still to be read."""
+        if self.early:
+            self._load(kv_connector_metadata)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        metadata = self._get_connector_metadata()
+        self._load(self._get_connector_metadata())
+
+    def _load(self, metadata: StepMetadata) -> None:
+        if metadata is self.loaded:
+            return
+        self.loaded = metadata
         self.loading = metadata.loading
         self.unwritten.update(metadata.unplanned)
         try:

@@ -1,6 +1,5 @@
 """The scheduler's side: translates vLLM's requests and steps for the native scheduler."""
 
-import json
 from typing import Any
 
 from inferscale import __version__, _native
@@ -78,10 +77,11 @@ class SchedulerSide:
         if reason:
             self.refused[request.request_id] = reason
             return False
-        self.native.add(request.request_id, json.dumps(transfer), request.prompt_token_ids,
+        self.native.add(request.request_id, transfer, request.prompt_token_ids,
                         request.cache_salt or "")
-        if isinstance(transfer, dict) and isinstance(transfer.get("mac"), str):
-            self.macs[request.request_id] = transfer["mac"]
+        mac = transfer.get("mac") if isinstance(transfer, dict) else None
+        if isinstance(mac, str):
+            self.macs[request.request_id] = mac
         return True
 
     def matched_tokens(self, request: Any, computed: int) -> int:

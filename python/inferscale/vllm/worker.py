@@ -30,7 +30,7 @@ class WorkerSide:
         self.refusal = refusal_of(vllm_config, kv_cache_config)
         self.native: Any = None
         self.cache: PackedCache | StridedCache | None = None
-        self.on_device = False
+        self.on_device = self.on_cuda = False
         self.began = False
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -43,7 +43,7 @@ class WorkerSide:
         device = caches[0].device
         shape = (spec.block_size, spec.num_kv_heads, spec.head_size)
         if device.type in self.devices:
-            self.on_device = True
+            self.on_device, self.on_cuda = True, device.type == "cuda"
             self.cache = StridedCache(layers, caches, *shape, self.cache_config.num_blocks)
         elif device.type == "cpu":
             self.cache = PackedCache(layers, caches, *shape)
@@ -96,7 +96,7 @@ class WorkerSide:
                                   arena_bytes=self.settings.gpu_bytes, **self.cache.addresses())
 
     def _stream(self) -> int:
-        return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+        return torch.cuda.current_stream().cuda_stream if self.on_cuda else 0
 
     def start_load(self, plan: bytes) -> None:
         """Raises if any load of the plan may not have been written."""

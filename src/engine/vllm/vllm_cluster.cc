@@ -374,8 +374,8 @@ std::string VllmCluster::Salt(std::string_view purpose, std::string_view text) c
 
 json VllmCluster::Sign(TransferRequest* request, std::span<const TokenId> prompt) const {
   request->expires_ms = NowMs() + kSignedForMs;
-  request->mac = TransferMac(*request, prompt, options_.secret);
-  return json::parse(SerializeTransferRequest(*request), nullptr, /*allow_exceptions=*/false);
+  const CarriedTransfer carried = SignTransferRequest(*request, prompt, options_.secret);
+  return {{"schema", carried.schema}, {"request", carried.request}, {"mac", carried.mac}};
 }
 
 }  // namespace inferscale

@@ -86,9 +86,10 @@ Carried Prepare(const VllmCluster& cluster, const VllmServer& server,
   for (const BlockSpan& block : composition.blocks) {
     request.blocks.push_back({block.key, block.begin, block.end, {}});
   }
-  carried.transfer = {{"inferscale", cluster.Sign(&request, prompt)}};
+  json transfer = cluster.Sign(&request, prompt);
+  carried.mac = transfer["mac"];
+  carried.transfer = {{"inferscale", std::move(transfer)}};
   carried.salt = request.salt;
-  carried.mac = request.mac;
   return carried;
 }
 
