@@ -87,6 +87,9 @@ class Engine:
             )
         finally:
             InferScaleConnector.__init__ = original
+        # What the connector has made of the policy (settings.fails_instead_of_recomputing).
+        config = self.llm.llm_engine.vllm_config.kv_transfer_config
+        self.recomputes = config.kv_load_failure_policy == "recompute"
         self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
         # With several ranks the workers are processes of their own.
         self.worker = next((c.worker for c in made if c.worker is not None), None)
@@ -109,6 +112,11 @@ class Engine:
             operation, salt=salt, scope_tag=SCOPE, epoch=epoch,
             expires_ms=int((time.time() + seconds) * 1000), blocks=blocks, prompt=prompt,
             secret=secret or self.secret)
+
+    def assert_recovered(self, got, cold) -> None:
+        """After a load that failed: computed, or, where the engine cannot, ended without an answer."""
+        if self.recomputes or got[0]:
+            assert_same(got, cold)
 
     def fresh_salt(self) -> str:
         self._salts += 1
@@ -142,6 +150,18 @@ class Engine:
 def difference(a, b) -> float:
     """The largest difference of log-probabilities that both sides name, over all tokens."""
     return max(abs(x[i] - y[i]) for x, y in zip(a, b, strict=True) for i in x.keys() & y.keys())
+
+
+def assert_same(got, cold) -> None:
+    """(tokens, log-probabilities, ...) of the same KV, computed in passes of another shape. Where the
+    best two tokens are closer than rounding, either may come, and the texts part."""
+    assert len(got[0]) == len(cold[0])
+    for place, (token, expected) in enumerate(zip(got[0], cold[0], strict=True)):
+        there, here = cold[1][place], got[1][place]
+        assert difference([here], [there]) < EXACT, f"token {place}"
+        if token != expected:
+            assert there[expected] - there.get(token, -1e9) < EXACT, f"token {place}"
+            return
 
 
 def say(request, what: str) -> None:

@@ -4,7 +4,7 @@ import functools
 import random
 
 import pytest
-from conftest import EXACT, Engine, difference, key_of
+from conftest import Engine, assert_same, difference, key_of
 
 BLOCK = 32  # the smallest that every version takes on a CPU
 
@@ -44,8 +44,7 @@ def test_kv_at_its_own_place_equals_a_cold_prefill(engine, length):
     assert said["captured_blocks"] == 1
     tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=4)
     assert (cached, said["injected_tokens"], said["fallback"]) == (length, length, {})
-    assert tokens == cold[0]
-    assert difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
     assert pins(engine) == 0
 
 
@@ -56,7 +55,7 @@ def test_a_prompt_covered_whole_leaves_its_last_token_to_the_engine(engine):
     tokens, logprobs, cached, _ = engine.run(prompt, "inject", [(key_of("whole"), 0, 32)], tokens=2)
     assert cached == 31
     assert engine.run(prompt, "inject", [(key_of("whole"), 0, 32)])[3]["injected_tokens"] == 31
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 @pytest.mark.parametrize("missing,expected", [(0, 0), (1, 20), (2, 45)])
@@ -70,7 +69,7 @@ def test_facts_missing_at_the_start_middle_or_end_are_computed(engine, missing, 
     assert cached == expected
     behind = {"not_contiguous": 2 - missing} if missing < 2 else {}
     assert said["fallback"] == {"not_ready": 1, **behind}
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_chunked_prefill_captures_the_same_kv(engine):
@@ -81,7 +80,7 @@ def test_chunked_prefill_captures_the_same_kv(engine):
     assert said["captured_blocks"] == 4
     tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=3)
     assert cached == 893
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_a_capture_behind_a_prefix_hit_reads_what_the_hit_holds(engine):
@@ -92,7 +91,7 @@ def test_a_capture_behind_a_prefix_hit_reads_what_the_hit_holds(engine):
     cold = engine.run(prompt, tokens=3)
     tokens, logprobs, cached, _ = engine.run(prompt, "inject", [(key_of("hit"), 0, 60)], tokens=3)
     assert cached == 60
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_injects_behind_a_local_hit(engine):
@@ -103,7 +102,7 @@ def test_injects_behind_a_local_hit(engine):
     engine.run(prompt[:50], salt=salt)
     tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, salt=salt, tokens=3)
     assert cached == 85 and said["injected_tokens"] == 85 - BLOCK
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_kv_of_one_salt_never_reaches_another(engine):
@@ -116,7 +115,7 @@ def test_kv_of_one_salt_never_reaches_another(engine):
     assert difference(polluted[1], cold[1]) > 0.01  # encoded behind other tokens: not the same KV
     for salt in ("somebody else", "another"):
         plain = engine.run(prompt, salt=salt, tokens=3)
-        assert plain[0] == cold[0] and difference(plain[1], cold[1]) < EXACT
+        assert_same(plain, cold)
 
 
 def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
@@ -135,7 +134,7 @@ def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
     for transfer in cases:
         tokens, logprobs, cached, said = engine.run(prompt, transfer=transfer, salt="s", tokens=3)
         assert said["injected_tokens"] == 0 and said["fallback"] == {"unauthorised": 1}
-        assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+        assert_same((tokens, logprobs), cold)
     for transfer, reason in ((dict(good, schema=1), "schema"), (dict(good, schema=3), "schema"),
                              ({"schema": 2}, "malformed"), ({}, "malformed"), ("x", "malformed"),
                              ([good], "malformed"), (dict(good, request=["x"]), "malformed"),
@@ -157,7 +156,8 @@ def test_colliding_keys_are_a_miss(engine):
     cold = engine.run(second, tokens=3)
     tokens, logprobs, cached, said = engine.run(second, "inject", blocks, tokens=3)
     assert said["fallback"] == {"token_mismatch": 1}
-    assert cached == 0 and tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert cached == 0
+    assert_same((tokens, logprobs), cold)
 
 
 def test_erased_facts_are_computed(engine):
@@ -168,7 +168,7 @@ def test_erased_facts_are_computed(engine):
     engine.scheduler.native.erase([key_of("erase", 1)])
     tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=3)
     assert cached == 20 and said["fallback"] == {"not_ready": 1}
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_a_block_lost_between_lookup_and_load_is_recomputed(engine, monkeypatch):
@@ -193,7 +193,7 @@ def test_a_block_lost_between_lookup_and_load_is_recomputed(engine, monkeypatch)
     before = engine.scheduler.native.counters()["load_failures"]
     tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=3)
     assert lost and engine.scheduler.native.counters()["load_failures"] == before + 1
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    engine.assert_recovered((tokens, logprobs), cold)
     assert pins(engine) == 0
 
 
@@ -217,11 +217,11 @@ def test_no_exception_leaves_a_hook(engine, monkeypatch, side, hook):
     assert connector.failures > 0
     connector.failures = 0
     # What had been promised is computed then, never left out.
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    engine.assert_recovered((tokens, logprobs), cold)
     # And the connector goes on.
     engine.run(prompt, "capture", blocks)
     tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_a_load_that_breaks_halfway_is_recomputed(engine, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_load_that_breaks_halfway_is_recomputed(engine, monkeypatch):
         tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
     assert connector.failures == 1
     connector.failures = 0
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    engine.assert_recovered((tokens, logprobs), cold)
 
 
 def test_prompt_logprobs_are_served_without_kv_and_the_reason_is_told(engine):
@@ -282,7 +282,7 @@ def test_aborts_at_any_time_leave_no_pins(engine):
     assert pins(engine) == 0
     cold = engine.run(prompt, tokens=2)
     tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=2)
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
 
 
 def test_requests_of_one_step_are_injected_together(engine):
@@ -304,8 +304,7 @@ def test_requests_of_one_step_are_injected_together(engine):
     for number, output in enumerate(engine.llm.generate(requests, samplings, use_tqdm=False)):
         assert output.num_cached_tokens == 50
         got = [{i: p.logprob for i, p in place.items()} for place in output.outputs[0].logprobs]
-        assert list(output.outputs[0].token_ids) == cold[number][0]
-        assert difference(got, cold[number][1]) < EXACT
+        assert_same((list(output.outputs[0].token_ids), got), cold[number])
 
 
 def test_vllm_counts_what_was_injected(engine, monkeypatch):
