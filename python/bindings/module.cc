@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -158,7 +159,7 @@ using Strides = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_
 void AttachDevice(ConnectorWorker& worker, int ordinal, std::string_view type,
                   std::vector<std::uintptr_t> keys, std::vector<std::uintptr_t> values,
                   const Strides& key_strides, const Strides& value_strides,
-                  std::int64_t arena_bytes) {
+                  std::int64_t arena_bytes, std::int64_t pinned_bytes) {
   DeviceCache cache;
   cache.type = Scalar(type);
   cache.key_base = std::move(keys);
@@ -168,7 +169,7 @@ void AttachDevice(ConnectorWorker& worker, int ordinal, std::string_view type,
   std::tie(cache.value_block_stride, cache.value_slot_stride, cache.value_head_stride,
            cache.value_dim_stride) = value_strides;
   auto device = Check(ordinal < 0 ? kernels::MakeHostDevice() : kernels::MakeCudaDevice(ordinal));
-  Check(worker.AttachDevice(std::move(device), std::move(cache), arena_bytes));
+  Check(worker.AttachDevice(std::move(device), std::move(cache), arena_bytes, pinned_bytes));
 }
 
 /// One group of frequencies for all layers.
@@ -200,8 +201,14 @@ nb::dict DeviceCounters(const ConnectorWorker& worker) {
   out["free_bytes"] = stats.free_bytes;
   out["hits"] = stats.hits;
   out["promotions"] = stats.promotions;
+  out["promoted_bytes"] = stats.promoted_bytes;
   out["evictions"] = stats.evictions;
   out["moved_bytes"] = stats.moved_bytes;
+  const DeviceTierStats pinned = worker.PinnedStats();
+  out["pinned_blocks"] = pinned.blocks;
+  out["pinned_hits"] = pinned.hits;
+  out["pinned_misses"] = pinned.misses;
+  out["pinned_evictions"] = pinned.evictions;
   return out;
 }
 
@@ -217,7 +224,9 @@ std::int64_t TokenBytes(const std::string& codec, std::int32_t layers, std::int3
 std::int64_t Counted(const ConnectorScheduler& scheduler) {
   const ConnectorCounters& counters = scheduler.counters();
   std::int64_t sum = counters.requests + counters.injected_tokens + counters.captured_blocks +
-                     counters.load_failures + scheduler.directory().evictions();
+                     counters.load_failures + scheduler.directory().evictions() +
+                     scheduler.promotions().counters().waits +
+                     scheduler.promotions().counters().given_up;
   for (const auto& [reason, count] : counters.fallbacks) sum += count;
   return sum;
 }
@@ -234,6 +243,10 @@ nb::dict Counters(const ConnectorScheduler& scheduler) {
   out["bytes"] = scheduler.directory().bytes();
   out["pins"] = scheduler.directory().pins();
   out["evictions"] = scheduler.directory().evictions();
+  out["waits"] = scheduler.promotions().counters().waits;
+  out["waits_given_up"] = scheduler.promotions().counters().given_up;
+  out["waiting"] = scheduler.promotions().waiting();
+  out["kept_bytes"] = scheduler.promotions().kept_bytes();
   out["refusal"] = scheduler.refusal();
   return out;
 }
@@ -323,7 +336,7 @@ NB_MODULE(_native, module) {
               std::int64_t tokens) { Check(self.Probe(StagingAt(type, keys, values, tokens))); })
       .def("attach_device", &AttachDevice, nb::kw_only(), nb::arg("ordinal"), nb::arg("type"),
            nb::arg("keys"), nb::arg("values"), nb::arg("key_strides"), nb::arg("value_strides"),
-           nb::arg("arena_bytes"))
+           nb::arg("arena_bytes"), nb::arg("pinned_bytes"))
       .def("expect_rotation", &ExpectRotation, nb::kw_only(), nb::arg("pairing"), nb::arg("layers"),
            nb::arg("inverse_frequency"))
       .def("load_on_device",

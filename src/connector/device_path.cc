@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 namespace inferscale {
@@ -35,19 +36,30 @@ Result<std::unique_ptr<DevicePath>> DevicePath::Create(std::unique_ptr<kernels::
   std::unique_ptr<DevicePath> path(new DevicePath(std::move(device), std::move(options), store));
   INFERSCALE_ASSIGN_OR_RETURN(path->tier_,
                               DeviceTier::Create(*path->device_, path->options_.arena_bytes));
+  if (path->options_.pinned_bytes > 0) {
+    INFERSCALE_ASSIGN_OR_RETURN(path->pinned_,
+                                PinnedTier::Create(*path->device_, path->options_.pinned_bytes));
+  }
   INFERSCALE_RETURN_IF_ERROR(path->SetStore(store));
   return path;
 }
 
 DevicePath::~DevicePath() {
-  writer_ = nullptr;  // finishes first: it reads the arena
+  writer_ = nullptr;  // finish first: they use the arena
+  promoter_ = nullptr;
   under_way_.clear();
+  promoting_.clear();
+  kept_.clear();
   batch_.Clear();
 }
 
 Status DevicePath::SetStore(KvStore& store) {
   INFERSCALE_ASSIGN_OR_RETURN(auto writer, WriteBehind::Create(*device_, store));
+  INFERSCALE_ASSIGN_OR_RETURN(auto promoter,
+                              Promoter::Create(*device_, store, pinned_.get(), options_.view));
   writer_ = std::move(writer);
+  promoter_ = std::move(promoter);
+  promoting_.clear();  // called off, and their copies have ended with their thread
   store_ = &store;
   return OkStatus();
 }
@@ -113,8 +125,8 @@ std::int32_t DevicePath::Place(std::span<const std::int32_t> table, std::int32_t
   return batch_.last_start * options_.block_slots + position - table_begin;
 }
 
-// The arena may be full of what this step uses, or of what is still being written behind: either
-// ends by itself.
+// The arena may be full of what this step uses, or of what is still being written behind or
+// promoted: that ends by itself. What is kept for later steps goes last.
 template <typename Attempt>
 Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t stream) {
   for (;;) {
@@ -124,13 +136,17 @@ Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t str
       INFERSCALE_RETURN_IF_ERROR(Launch(stream));
     } else if (writer_->WaitForResult()) {
       TakeWritten();
+    } else if (promoter_->WaitForResult()) {
+      TakePromoted();
+    } else if (!kept_.empty()) {
+      kept_.clear();
     } else {
       return pin;
     }
   }
 }
 
-Result<DeviceTier::Pin> DevicePath::Promote(const KvKey& key) {
+Result<DeviceTier::Pin> DevicePath::PromoteNow(const KvKey& key) {
   INFERSCALE_ASSIGN_OR_RETURN(const KvStore::Pin stored, store_->Acquire(key));
   const KvBlockInfo& info = stored->info();
   const kernels::CodecView& view = options_.view;
@@ -150,7 +166,8 @@ Status DevicePath::AddLoad(const LoadPiece& piece, std::span<const std::int32_t>
   if (!Fits(static_cast<std::int64_t>(table.size()))) INFERSCALE_RETURN_IF_ERROR(Launch(stream));
   DeviceTier::Pin pin = tier_->Acquire(piece.key);
   if (!pin) {
-    INFERSCALE_ASSIGN_OR_RETURN(pin, WithRoom([&] { return Promote(piece.key); }, stream));
+    INFERSCALE_ASSIGN_OR_RETURN(pin, WithRoom([&] { return PromoteNow(piece.key); }, stream));
+    changes_.resident.push_back(piece.key);
   }
   if (piece.first < 0 || piece.count < 1 || piece.first > pin.info().tokens - piece.count) {
     return NotFound("the KV block is shorter than the piece of it that was asked for");
@@ -246,9 +263,106 @@ void DevicePath::TakeWritten() {
   }
 }
 
-std::vector<KvKey> DevicePath::TakeLost() {
+void DevicePath::Promote(std::span<const PromoteItem> items) {
+  for (const PromoteItem& item : items) {
+    DeviceTier::Pin& kept = kept_[item.key];
+    if (!kept) kept = tier_->Hold(item.key);
+    if (kept) {
+      changes_.resident.push_back(item.key);  // whatever the scheduler believed
+    } else {
+      to_promote_.push_back(item);
+    }
+  }
+}
+
+void DevicePath::Release(std::span<const KvKey> keys) {
+  for (const KvKey& key : keys) kept_.erase(key);
+}
+
+void DevicePath::Advance() {
+  if (!promoting_.empty()) TakePromoted();
+  std::vector<PromotionJob> jobs;
+  for (; !to_promote_.empty(); to_promote_.pop_front()) {
+    const PromoteItem& item = to_promote_.front();
+    const auto kept = kept_.find(item.key);
+    if (kept == kept_.end() || kept->second) continue;
+    if ((kept->second = tier_->Hold(item.key))) {  // has been loaded meanwhile
+      changes_.resident.push_back(item.key);
+      continue;
+    }
+    const DeviceBlockInfo info{
+        item.key, item.scope_tag, item.tokens,
+        static_cast<std::int64_t>(kernels::PayloadBytes(options_.view, item.tokens))};
+    Result<DeviceTier::Pin> place = tier_->ReserveHidden(info);
+    if (!place.ok()) {
+      if (place.status().code() == StatusCode::kResourceExhausted)
+        break;  // there may be room later
+      changes_.unpromoted.push_back(item.key);
+      kept_.erase(kept);
+      continue;
+    }
+    jobs.push_back({++next_job_, info, place->payload()});
+    promoting_.emplace(next_job_, Promotion{std::move(*place)});
+  }
+  if (jobs.empty()) return;
+  const Status status = tier_->BeforeCopies();
+  for (PromotionJob& job : jobs) {
+    if (status.ok()) {
+      promoter_->Add(std::move(job));
+    } else {
+      changes_.unpromoted.push_back(job.info.key);
+      kept_.erase(job.info.key);
+      promoting_.erase(job.id);
+    }
+  }
+}
+
+void DevicePath::TakePromoted() {
+  for (const PromotionResult& result : promoter_->TakeFinished()) {
+    auto promotion = promoting_.extract(result.id);
+    if (promotion.empty() || promotion.mapped().called_off) continue;
+    DeviceTier::Pin place = std::move(promotion.mapped().place);
+    const KvKey key = place.info().key;
+    if (result.status.ok()) {
+      tier_->Publish(place);
+      changes_.resident.push_back(key);
+      const auto kept = kept_.find(key);
+      if (kept != kept_.end() && !kept->second) {
+        place.Reset();  // it may not be the one that is found
+        kept->second = tier_->Hold(key);
+      }
+      continue;
+    }
+    const StatusCode code = result.status.code();
+    const bool lost = code == StatusCode::kNotFound || code == StatusCode::kDataLoss;
+    (lost ? changes_.lost : changes_.unpromoted).push_back(key);
+    kept_.erase(key);
+  }
+}
+
+// What matches does not come any more, and is not kept.
+template <typename Predicate>
+void DevicePath::CallOff(Predicate matches) {
+  std::erase_if(to_promote_, matches);
+  for (auto& [id, promotion] : promoting_) {
+    if (!matches(promotion.place.info())) continue;
+    promotion.called_off = true;
+    kept_.erase(promotion.place.info().key);
+  }
+  promoter_->Abandon(matches);
+  TakePromoted();
+}
+
+ArenaChanges DevicePath::TakeChanges() {
   TakeWritten();
-  return tier_->TakeLost();
+  if (!promoting_.empty()) TakePromoted();
+  ArenaChanges changes = std::exchange(changes_, {});
+  for (const KvKey& key : tier_->TakeLost()) changes.lost.push_back(key);
+  for (const KvKey& key : tier_->TakeEvicted()) {
+    if (!tier_->Contains(key)) changes.evicted.push_back(key);
+  }
+  std::erase_if(changes.resident, [&](const KvKey& key) { return !tier_->Contains(key); });
+  return changes;
 }
 
 void DevicePath::Flush() {
@@ -258,23 +372,38 @@ void DevicePath::Flush() {
 
 void DevicePath::Erase(std::span<const KvKey> keys) {
   if (keys.empty()) return;
-  writer_->Abandon([&](const KvBlockInfo& info) {
-    return std::find(keys.begin(), keys.end(), info.key) != keys.end();
-  });
-  for (const KvKey& key : keys) tier_->Erase(key);
+  const std::unordered_set<KvKey> erased(keys.begin(), keys.end());
+  const auto matches = [&](const auto& block) { return erased.contains(block.key); };
+  writer_->Abandon(matches);
+  CallOff(matches);
+  for (const KvKey& key : erased) {
+    kept_.erase(key);
+    tier_->Erase(key);
+    if (pinned_ != nullptr) pinned_->Erase(key);
+  }
   TakeWritten();
 }
 
 void DevicePath::EraseScope(std::uint64_t scope_tag) {
-  writer_->Abandon([&](const KvBlockInfo& info) { return info.scope_tag == scope_tag; });
+  const auto matches = [&](const auto& block) { return block.scope_tag == scope_tag; };
+  writer_->Abandon(matches);
+  CallOff(matches);
+  std::erase_if(kept_, [&](const auto& kept) {
+    return kept.second && kept.second.info().scope_tag == scope_tag;
+  });
   tier_->EraseScope(scope_tag);
+  if (pinned_ != nullptr) pinned_->EraseScope(scope_tag);
   TakeWritten();
 }
 
 void DevicePath::Clear() {
-  writer_->Abandon([](const KvBlockInfo&) { return true; });
+  const auto all = [](const auto&) { return true; };
+  writer_->Abandon(all);
+  CallOff(all);
   TakeWritten();
+  kept_.clear();
   tier_->Clear();
+  if (pinned_ != nullptr) pinned_->Clear();
 }
 
 }  // namespace inferscale

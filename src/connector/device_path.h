@@ -3,17 +3,21 @@
 
 /// \file device_path.h
 /// DevicePath: how a worker moves KV between its blocks and an engine's cache on a device. Facts
-/// are read from and captured into the arena by one kernel launch each way a step; blocks that are
-/// only in host memory or files are copied up first, on a stream of its own that the engine's
-/// stream waits for; captured ones are written behind. Guarantees: no step waits for a file, and
-/// for a copy only when the arena is full of blocks under way. Not thread-safe.
+/// are read from and captured into the arena by one kernel launch each way a step; captured ones
+/// are written behind. Blocks that are only in host memory or files come up before their request is
+/// scheduled, when the scheduler asks for them: a thread reads them, into pinned memory, and copies
+/// them on a stream of their own. Guarantees: no step waits for what was asked for in time; what is
+/// kept for a request stays until it is released, unless a step's own blocks find no other room.
+/// What was not asked for in time is read and copied up when it is loaded. Not thread-safe.
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "connector/promoter.h"
 #include "connector/step.h"
 #include "connector/write_behind.h"
 #include "inferscale/kv_store.h"
@@ -21,6 +25,7 @@
 #include "inferscale/rope.h"
 #include "kernels/device.h"
 #include "kv/device_tier.h"
+#include "kv/pinned_tier.h"
 
 namespace inferscale {
 
@@ -40,11 +45,21 @@ struct DevicePathOptions {
   std::int64_t engine_blocks = 0;
   std::int32_t max_position = 0;
   std::int64_t arena_bytes = 0;
+  std::int64_t pinned_bytes = 0;  ///< host memory to promote from; 0: staging buffers alone
+};
+
+/// What became of blocks in the arena since the last call.
+struct ArenaChanges {
+  std::vector<KvKey> resident;    ///< came into it and are there
+  std::vector<KvKey> evicted;     ///< left it
+  std::vector<KvKey> unpromoted;  ///< were to come and cannot
+  std::vector<KvKey> lost;        ///< no tier has them any more
 };
 
 class DevicePath {
  public:
-  /// Allocates the arena. \return kResourceExhausted if the device has too little left.
+  /// Allocates the arena and the pinned memory. \return kResourceExhausted if the device has too
+  /// little left.
   static Result<std::unique_ptr<DevicePath>> Create(std::unique_ptr<kernels::Device> device,
                                                     DevicePathOptions options, KvStore& store);
   ~DevicePath();
@@ -68,18 +83,29 @@ class DevicePath {
   Status LaunchCapture(std::uintptr_t stream);
   bool Holds(const KvKey& key) const;
 
+  /// Blocks to have in the arena, and to keep there until they are released: those that are there
+  /// are kept from now on, others come with Advance.
+  void Promote(std::span<const PromoteItem> items);
+  void Release(std::span<const KvKey> keys);
+  /// Finds room for blocks that are to come and hands them to the thread, takes in what it has
+  /// done. Waits for nothing.
+  void Advance();
+
   /// What is removed from the store must go from here first.
   void Erase(std::span<const KvKey> keys);
   void EraseScope(std::uint64_t scope_tag);
   /// Everything goes, and what is being written is waited for.
   void Clear();
 
-  /// Takes in what has been written behind. \return keys that no tier has any more.
-  std::vector<KvKey> TakeLost();
+  /// Takes in what has been written behind and promoted.
+  ArenaChanges TakeChanges();
   /// Waits until everything captured is in the store.
   void Flush();
 
   DeviceTierStats Stats() const { return tier_->Stats(); }
+  DeviceTierStats PinnedStats() const {
+    return pinned_ != nullptr ? pinned_->Stats() : DeviceTierStats{};
+  }
 
  private:
   struct Batch {
@@ -97,8 +123,16 @@ class DevicePath {
   /// Slot of `position` in the batch's table, to which [.., position + count) is added.
   std::int32_t Place(std::span<const std::int32_t> table, std::int32_t table_begin,
                      std::int32_t position, std::int32_t count);
-  Result<DeviceTier::Pin> Promote(const KvKey& key);
+  struct Promotion {
+    DeviceTier::Pin place;
+    bool called_off = false;
+  };
+
+  Result<DeviceTier::Pin> PromoteNow(const KvKey& key);
   void TakeWritten();
+  void TakePromoted();
+  template <typename Predicate>
+  void CallOff(Predicate matches);
   template <typename Attempt>
   Result<DeviceTier::Pin> WithRoom(Attempt attempt, std::uintptr_t stream);
   Status Launch(std::uintptr_t stream);
@@ -107,6 +141,7 @@ class DevicePath {
   const DevicePathOptions options_;
   KvStore* store_;
   std::unique_ptr<kernels::DeviceTransfer> transfer_;
+  std::unique_ptr<PinnedTier> pinned_;
   std::unique_ptr<DeviceTier> tier_;  ///< waits for launches before the transfer goes
   bool capturing_ = false;
   Batch batch_;
@@ -114,6 +149,11 @@ class DevicePath {
   std::uint64_t next_job_ = 0;
   std::unordered_map<std::uint64_t, DeviceTier::Pin> under_way_;  ///< by job
   std::unique_ptr<WriteBehind> writer_;
+  std::deque<PromoteItem> to_promote_;
+  std::unordered_map<std::uint64_t, Promotion> promoting_;  ///< by job
+  std::unordered_map<KvKey, DeviceTier::Pin> kept_;         ///< empty: not there yet
+  ArenaChanges changes_;
+  std::unique_ptr<Promoter> promoter_;
 };
 
 }  // namespace inferscale

@@ -1,9 +1,19 @@
 #include "connector/scheduler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace inferscale {
+namespace {
+
+std::int64_t SteadyMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
 
 Result<std::unique_ptr<ConnectorScheduler>> ConnectorScheduler::Create(
     ConnectorSchedulerOptions options) {
@@ -21,9 +31,11 @@ Result<std::unique_ptr<ConnectorScheduler>> ConnectorScheduler::Create(
 ConnectorScheduler::ConnectorScheduler(ConnectorSchedulerOptions options)
     : options_(std::move(options)),
       directory_(options_.budget_bytes, options_.ranks),
+      promotions_(options_.ranks, options_.steady_ms ? options_.steady_ms : SteadyMs),
       acknowledged_(static_cast<std::size_t>(options_.ranks), 0),
       rotation_measured_(static_cast<std::size_t>(options_.ranks), false) {
   plan_.sequence = 1;
+  every_arena_ = options_.ranks < 64 ? (std::uint64_t{1} << options_.ranks) - 1 : ~std::uint64_t{0};
 }
 
 void ConnectorScheduler::Fall(Active& active, const std::string& reason, std::int32_t blocks) {
@@ -59,7 +71,9 @@ bool ConnectorScheduler::rotation_known() const {
                                          [](bool x) { return x; });
 }
 
-std::int32_t ConnectorScheduler::MatchedTokens(const std::string& request, std::int32_t computed) {
+std::optional<std::int32_t> ConnectorScheduler::MatchedTokens(const std::string& request,
+                                                              std::int32_t computed) {
+  if (promotions_.StillWaiting(request)) return std::nullopt;
   const auto found = requests_.find(request);
   if (found == requests_.end()) return 0;
   Active& active = found->second;
@@ -71,12 +85,14 @@ std::int32_t ConnectorScheduler::MatchedTokens(const std::string& request, std::
     return 0;
   }
   std::int32_t covered = 0;
+  bool resident = true;
   for (std::size_t i = 0; i < active.transfer.blocks.size(); ++i) {
     const TransferBlock& block = active.transfer.blocks[i];
     const auto own = std::span(active.prompt)
                          .subspan(static_cast<std::size_t>(block.begin),
                                   static_cast<std::size_t>(block.end - block.begin));
-    if (directory_.Find(block.key, own) == nullptr) {
+    const DirectoryBlock* const known = directory_.Find(block.key, own);
+    if (known == nullptr) {
       ++active.unmatched[directory_.Ready(block.key) ? "token_mismatch" : "not_ready"];
       continue;
     }
@@ -87,10 +103,33 @@ std::int32_t ConnectorScheduler::MatchedTokens(const std::string& request, std::
     Pinned& pin = active.pins[i];
     if (pin.serial == 0) pin = {block.key, directory_.Pin(block.key)};
     covered = block.end;
+    resident = resident && (known->arenas == every_arena_ || block.end <= computed);
   }
   active.matched_from = computed;
   const auto most = static_cast<std::int32_t>(active.prompt.size()) - 1;
-  return std::max(0, std::min(covered, most) - computed);
+  const std::int32_t end = std::min(covered, most);
+  if (!resident && promotions_.enabled() && MustWait(request, active, computed, end)) {
+    return std::nullopt;
+  }
+  return std::max(0, end - computed);
+}
+
+bool ConnectorScheduler::MustWait(const std::string& request, const Active& active,
+                                  std::int32_t begin, std::int32_t end) {
+  std::vector<PromotionPlanner::Wanted> wanted;
+  bool resident = true;
+  for (std::size_t i = 0; i < active.transfer.blocks.size(); ++i) {
+    const TransferBlock& block = active.transfer.blocks[i];
+    if (block.begin >= end || block.end <= begin || active.pins[i].serial == 0) continue;
+    const std::int32_t tokens = block.end - block.begin;
+    const bool here = directory_.Arenas(block.key) == every_arena_;
+    resident = resident && here;
+    wanted.push_back({{block.key, active.transfer.scope_tag, tokens},
+                      active.pins[i].serial,
+                      options_.token_bytes * tokens,
+                      here});
+  }
+  return !resident && promotions_.MustWait(request, wanted, plan_);
 }
 
 void ConnectorScheduler::Allocated(const std::string& request, std::int32_t external,
@@ -99,6 +138,7 @@ void ConnectorScheduler::Allocated(const std::string& request, std::int32_t exte
   if (found == requests_.end()) return;
   Active& active = found->second;
   active.block_table = std::move(block_table);
+  promotions_.Release(request, plan_);  // the ranks do it after this plan's loads
   if (external <= 0) return;
   RequestLoad load{request, active.block_table, {}};
   const std::int32_t begin = active.matched_from, end = active.matched_from + external;
@@ -159,6 +199,7 @@ void ConnectorScheduler::Capture(const std::string& request, Active& active,
 }
 
 std::vector<std::uint8_t> ConnectorScheduler::TakePlan() {
+  promotions_.StepPlanned();
   if (plan_.empty()) return {};
   std::vector<std::uint8_t> bytes = SerializeStepPlan(plan_);
   StepPlan next;
@@ -191,6 +232,7 @@ Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
     if (block.serial == 0) ++counters_.load_failures;
     if (directory_.Lost(block.key, block.serial)) plan_.drop.push_back(block.key);
   }
+  TakeArenas(report);
   if (report.rank == 0) {  // every rank injects the same tokens, each its heads
     for (const InjectedTokens& injected : report.injected) {
       counters_.injected_tokens += injected.tokens;
@@ -201,6 +243,23 @@ Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
     }
   }
   return OkStatus();
+}
+
+void ConnectorScheduler::TakeArenas(const WorkerReport& report) {
+  if (report.arena_bytes > 0) {
+    promotions_.SetArena(report.rank, static_cast<std::int64_t>(report.arena_bytes));
+  }
+  if (!promotions_.enabled()) return;
+  for (const StoredBlock& block : report.stored) {
+    directory_.SetInArena(block.key, report.rank, true);
+  }
+  for (const KvKey& key : report.evicted) directory_.SetInArena(key, report.rank, false);
+  for (const KvKey& key : report.resident) directory_.SetInArena(key, report.rank, true);
+  for (const KvKey& key : report.unpromoted) promotions_.Failed(key);
+  if (!report.stored.empty() || !report.lost.empty() || !report.evicted.empty() ||
+      !report.resident.empty() || !report.unpromoted.empty()) {
+    promotions_.Changed(!report.resident.empty());
+  }
 }
 
 void ConnectorScheduler::Unpin(Active& active) {
@@ -228,6 +287,7 @@ TransferOutcome ConnectorScheduler::Finished(const std::string& request) {
     if (lost > 0) Fall(active, "evicted", static_cast<std::int32_t>(lost));
   }
   Unpin(active);
+  promotions_.Release(request, plan_);
   // Its engine blocks may be another's by the next pass.
   for (const CaptureItem& item : plan_.captures) {
     if (item.request == request) directory_.Lost(item.key, item.serial);
@@ -250,6 +310,7 @@ void ConnectorScheduler::Drop(std::span<const KvKey> keys) {
 
 std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys) {
   for (const KvKey& key : keys) directory_.Erase(key);
+  promotions_.Changed(false);
   // A plan's erasures come before its captures.
   std::erase_if(plan_.captures, [&](const CaptureItem& item) {
     return std::find(keys.begin(), keys.end(), item.key) != keys.end();
@@ -261,6 +322,7 @@ std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys) {
 
 std::uint64_t ConnectorScheduler::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
   directory_.EraseScope(scope_tag, epoch);
+  promotions_.Changed(false);
   std::erase_if(plan_.captures,
                 [&](const CaptureItem& item) { return item.scope_tag == scope_tag; });
   plan_.erase_scopes.push_back({scope_tag, epoch});
@@ -269,6 +331,7 @@ std::uint64_t ConnectorScheduler::EraseScope(std::uint64_t scope_tag, std::uint6
 
 void ConnectorScheduler::Clear() {
   directory_.Clear();
+  promotions_.Clear();
   StepPlan cleared;
   cleared.sequence = plan_.sequence;
   cleared.clear = true;

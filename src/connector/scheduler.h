@@ -9,14 +9,17 @@
 /// tokens and one reason. Not thread-safe: one engine core calls it.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "connector/promotion_planner.h"
 #include "connector/step.h"
 #include "connector/transfer_request.h"
 #include "inferscale/kv_block.h"
@@ -30,6 +33,7 @@ struct ConnectorSchedulerOptions {
   std::int64_t budget_bytes = 0;     ///< of one rank
   std::int64_t token_bytes = 0;      ///< of one rank, in the store's codec, rounded up
   std::int32_t ranks = 1;
+  std::function<std::int64_t()> steady_ms = {};  ///< tests put their own in
 };
 
 /// What became of one request.
@@ -55,8 +59,9 @@ class ConnectorScheduler {
   bool Knows(const std::string& request) const { return requests_.contains(request); }
 
   /// Tokens after the first `computed` ones that stored KV covers without a gap, at most all but
-  /// the last of the prompt. Pins what it names. 0 for requests it does not know.
-  std::int32_t MatchedTokens(const std::string& request, std::int32_t computed);
+  /// the last of the prompt. Pins what it names. 0 for requests it does not know. No answer: ask
+  /// again in the next step, the ranks are copying its blocks up (PromotionPlanner says how long).
+  std::optional<std::int32_t> MatchedTokens(const std::string& request, std::int32_t computed);
   /// The engine has given the request its blocks and takes `external` tokens of the last match.
   void Allocated(const std::string& request, std::int32_t external,
                  std::vector<std::int32_t> block_table);
@@ -89,6 +94,7 @@ class ConnectorScheduler {
   const std::string& refusal() const { return refusal_; }
   const ConnectorCounters& counters() const { return counters_; }
   const BlockDirectory& directory() const { return directory_; }
+  const PromotionPlanner& promotions() const { return promotions_; }
 
  private:
   struct Pinned {
@@ -113,12 +119,17 @@ class ConnectorScheduler {
   void Fall(Active& active, const std::string& reason, std::int32_t blocks);
   void Capture(const std::string& request, Active& active, std::int32_t computed);
   void Drop(std::span<const KvKey> keys);
+  bool MustWait(const std::string& request, const Active& active, std::int32_t begin,
+                std::int32_t end);
+  void TakeArenas(const WorkerReport& report);
   void Unpin(Active& active);
 
   const ConnectorSchedulerOptions options_;
   BlockDirectory directory_;
   std::unordered_map<std::string, Active> requests_;
   StepPlan plan_;  ///< the next one
+  PromotionPlanner promotions_;
+  std::uint64_t every_arena_ = 0;  ///< bit r for every rank
   std::vector<std::uint64_t> acknowledged_;
   std::vector<bool> rotation_measured_;
   std::string refusal_;

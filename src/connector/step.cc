@@ -7,8 +7,8 @@
 namespace inferscale {
 namespace {
 
-constexpr std::uint32_t kPlanMagic = 0x31505349;    // "ISP1"
-constexpr std::uint32_t kReportMagic = 0x31525349;  // "ISR1"
+constexpr std::uint32_t kPlanMagic = 0x32505349;    // "ISP2"
+constexpr std::uint32_t kReportMagic = 0x32525349;  // "ISR2"
 constexpr std::size_t kMaxString = std::size_t{1} << 16;
 
 // One description of each structure serves writing and reading: `Archive` is either.
@@ -94,6 +94,10 @@ void Describe(Archive& archive, ProbeItem& item) {
   archive(item.tokens);
 }
 template <typename Archive>
+void Describe(Archive& archive, PromoteItem& item) {
+  archive(item.key), archive(item.scope_tag), archive(item.tokens);
+}
+template <typename Archive>
 void Describe(Archive& archive, ScopeErasure& erasure) {
   archive(erasure.scope_tag), archive(erasure.epoch);
 }
@@ -118,6 +122,8 @@ void Describe(Archive& archive, StepPlan& plan) {
   Describe(archive, plan.loads);
   Describe(archive, plan.captures);
   Describe(archive, plan.probes);
+  Describe(archive, plan.promote);
+  Describe(archive, plan.release);
 }
 template <typename Archive>
 void Describe(Archive& archive, WorkerReport& report) {
@@ -126,6 +132,10 @@ void Describe(Archive& archive, WorkerReport& report) {
   Describe(archive, report.stored);
   Describe(archive, report.lost);
   Describe(archive, report.injected);
+  archive(report.arena_bytes);
+  Describe(archive, report.resident);
+  Describe(archive, report.evicted);
+  Describe(archive, report.unpromoted);
   archive(report.rotation_measured), archive(report.refusal);
 }
 // Last, so that it sees the description of every element.

@@ -51,6 +51,13 @@ struct ProbeItem {
   std::int32_t tokens = 0;
 };
 
+/// A block to have in the device's memory, and to keep there until it is released.
+struct PromoteItem {
+  KvKey key;
+  std::uint64_t scope_tag = 0;
+  std::int32_t tokens = 0;
+};
+
 struct ScopeErasure {
   std::uint64_t scope_tag = 0;
   std::uint64_t epoch = 0;
@@ -64,10 +71,12 @@ struct StepPlan {
   std::vector<RequestLoad> loads;
   std::vector<CaptureItem> captures;
   std::vector<ProbeItem> probes;
+  std::vector<PromoteItem> promote;
+  std::vector<KvKey> release;  ///< promoted before, after this step's loads; none is in `promote`
 
   bool empty() const {
     return !clear && drop.empty() && erase_scopes.empty() && loads.empty() && captures.empty() &&
-           probes.empty();
+           probes.empty() && promote.empty() && release.empty();
   }
 };
 
@@ -97,6 +106,9 @@ struct WorkerReport {
   std::vector<StoredBlock> stored;
   std::vector<StoredBlock> lost;  ///< not stored (serial given), or missing at a load (serial 0)
   std::vector<InjectedTokens> injected;
+  std::uint64_t arena_bytes = 0;         ///< of its device; what is stored is in there at first
+  std::vector<KvKey> resident, evicted;  ///< came into the arena and are there; left it
+  std::vector<KvKey> unpromoted;         ///< could not be promoted
   bool rotation_measured = false;
   std::string refusal;  ///< why this rank cannot inject; empty: it can, or does not know yet
 };

@@ -100,6 +100,11 @@ Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
   owed_.erase_scopes.insert(owed_.erase_scopes.end(), plan_.erase_scopes.begin(),
                             plan_.erase_scopes.end());
   const Status status = CarryOutErasures();
+  if (device_ != nullptr) {
+    device_->Release(to_release_);  // of a step that did not end
+    to_release_ = std::move(plan_.release);
+    device_->Promote(plan_.promote);
+  }
   if (status.ok()) {
     owed_ = {};
     report_.sequence = plan_.sequence;
@@ -424,12 +429,7 @@ void ConnectorWorker::Refuse(std::string reason) {
 }
 
 std::vector<std::uint8_t> ConnectorWorker::TakeReport() {
-  if (device_ != nullptr) {
-    for (const KvKey& key : device_->TakeLost()) {
-      report_.lost.push_back({key, 0});
-      news_ = true;
-    }
-  }
+  if (device_ != nullptr) EndStepOnDevice();
   if (!news_) return {};
   news_ = false;
   std::vector<std::uint8_t> bytes = SerializeWorkerReport(report_);
@@ -437,6 +437,10 @@ std::vector<std::uint8_t> ConnectorWorker::TakeReport() {
   report_.stored.clear();
   report_.lost.clear();
   report_.injected.clear();
+  report_.arena_bytes = 0;
+  report_.resident.clear();
+  report_.evicted.clear();
+  report_.unpromoted.clear();
   return bytes;
 }
 

@@ -53,9 +53,10 @@ class ConnectorWorker {
   static Result<std::unique_ptr<ConnectorWorker>> Create(ConnectorWorkerOptions options);
 
   /// From now on LoadOnDevice and CaptureOnDevice are used instead of the staging area. Allocates
-  /// the arena of `arena_bytes`. \return kResourceExhausted if the device has too little left.
+  /// the arena, and host memory that the device copies from. \return kResourceExhausted if the
+  /// device has too little left.
   Status AttachDevice(std::unique_ptr<kernels::Device> device, DeviceCache cache,
-                      std::int64_t arena_bytes);
+                      std::int64_t arena_bytes, std::int64_t pinned_bytes);
   /// What the engine says of its rotation: a probe checks it then, and measures only if it is
   /// wrong. A measurement on a 16-bit cache serves no long contexts (see MeasuredPositions).
   Status ExpectRotation(RopeSpec spec);
@@ -87,6 +88,7 @@ class ConnectorWorker {
   /// Waits until that thread has nothing left to do.
   void Flush();
   DeviceTierStats DeviceStats() const;
+  DeviceTierStats PinnedStats() const;
 
   /// Engine slots of the probe's tokens at the positions that a measurement needs; empty: no probe.
   std::vector<std::int64_t> ProbeSlots();
@@ -94,7 +96,8 @@ class ConnectorWorker {
   /// rotation is refused for good.
   Status Probe(const Staging& staging);
 
-  /// The account since the last call; empty bytes when there is nothing to say.
+  /// The account since the last call; empty bytes when there is nothing to say. It ends a step:
+  /// what the plan promotes and releases is seen to, without waiting.
   std::vector<std::uint8_t> TakeReport();
   /// Nothing is injected or captured any more, and the reason is reported.
   void Refuse(std::string reason);
@@ -112,6 +115,7 @@ class ConnectorWorker {
   Result<std::unique_ptr<KvStore>> OpenStore() const;
   Status Clear();
   Status CarryOutErasures();
+  void EndStepOnDevice();
   Status ListHeld();
   kernels::CodecView View() const;
   kernels::RopeTable Rope() const;
@@ -136,6 +140,7 @@ class ConnectorWorker {
   std::vector<PlacedPiece> placed_;  ///< pieces to load, in staging order
   std::vector<std::int32_t> probe_positions_;
   std::vector<std::int32_t> failed_blocks_;
+  std::vector<KvKey> to_release_;  ///< when the step ends
   WorkerReport report_;
   bool news_ = false;
 };

@@ -8,7 +8,7 @@
 namespace inferscale {
 
 Status ConnectorWorker::AttachDevice(std::unique_ptr<kernels::Device> device, DeviceCache cache,
-                                     std::int64_t arena_bytes) {
+                                     std::int64_t arena_bytes, std::int64_t pinned_bytes) {
   DevicePathOptions options;
   options.cache = std::move(cache);
   options.view = View();
@@ -16,8 +16,11 @@ Status ConnectorWorker::AttachDevice(std::unique_ptr<kernels::Device> device, De
   options.engine_blocks = options_.engine_blocks;
   options.max_position = options_.max_position;
   options.arena_bytes = arena_bytes;
+  options.pinned_bytes = pinned_bytes;
   INFERSCALE_ASSIGN_OR_RETURN(device_,
                               DevicePath::Create(std::move(device), std::move(options), *store_));
+  report_.arena_bytes = static_cast<std::uint64_t>(arena_bytes);
+  news_ = true;
   return rope_ != nullptr ? device_->SetRope(*rope_) : OkStatus();
 }
 
@@ -110,8 +113,25 @@ void ConnectorWorker::Flush() {
   if (device_ != nullptr) device_->Flush();
 }
 
+void ConnectorWorker::EndStepOnDevice() {
+  device_->Release(to_release_);
+  to_release_.clear();
+  device_->Advance();
+  ArenaChanges changes = device_->TakeChanges();
+  for (const KvKey& key : changes.lost) report_.lost.push_back({key, 0});
+  news_ = news_ || !changes.lost.empty() || !changes.resident.empty() || !changes.evicted.empty() ||
+          !changes.unpromoted.empty();
+  report_.resident = std::move(changes.resident);
+  report_.evicted = std::move(changes.evicted);
+  report_.unpromoted = std::move(changes.unpromoted);
+}
+
 DeviceTierStats ConnectorWorker::DeviceStats() const {
   return device_ != nullptr ? device_->Stats() : DeviceTierStats{};
+}
+
+DeviceTierStats ConnectorWorker::PinnedStats() const {
+  return device_ != nullptr ? device_->PinnedStats() : DeviceTierStats{};
 }
 
 }  // namespace inferscale

@@ -95,6 +95,19 @@ bool BlockDirectory::Ready(const KvKey& key) const {
   return entry != entries_.end() && entry->second.stored_ranks == ranks_;
 }
 
+std::uint64_t BlockDirectory::Arenas(const KvKey& key) const {
+  const auto entry = entries_.find(key);
+  return entry == entries_.end() ? 0 : entry->second.block.arenas;
+}
+
+void BlockDirectory::SetInArena(const KvKey& key, std::int32_t rank, bool is_there) {
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || rank < 0 || rank >= 64) return;
+  const std::uint64_t bit = std::uint64_t{1} << rank;
+  std::uint64_t& arenas = entry->second.block.arenas;
+  arenas = is_there ? arenas | bit : arenas & ~bit;
+}
+
 std::uint64_t BlockDirectory::Pin(const KvKey& key) {
   if (!Ready(key)) return 0;
   Entry& entry = entries_.find(key)->second;

@@ -26,6 +26,7 @@ struct DirectoryBlock {
   std::uint64_t epoch = 0;
   std::int64_t bytes = 0;  ///< of one rank
   TokenIds tokens;
+  std::uint64_t arenas = 0;  ///< bit r: rank r has said that it is in its device's memory
 };
 
 class BlockDirectory {
@@ -58,6 +59,10 @@ class BlockDirectory {
   /// is valid until the next call that is not const.
   const DirectoryBlock* Find(const KvKey& key, std::span<const TokenId> tokens);
   bool Ready(const KvKey& key) const;
+  /// DirectoryBlock::arenas; 0 for what is not here.
+  std::uint64_t Arenas(const KvKey& key) const;
+  /// A rank says that the block came into its device's memory, or left it.
+  void SetInArena(const KvKey& key, std::int32_t rank, bool is_there);
   bool Contains(const KvKey& key) const { return entries_.contains(key); }
 
   /// Adds a pin to a ready block. \return the serial to give back; 0 when it is not ready.

@@ -50,11 +50,6 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::Create(kernels::Device& device,
 Status DeviceTier::Allocate() {
   bounce_bytes_ = std::min(kMostBounceBytes, RoundUp(budget_bytes_ / 16));
   INFERSCALE_ASSIGN_OR_RETURN(memory_, device_.Allocate(budget_bytes_ + bounce_bytes_));
-  for (std::size_t i = 0; i < kStagingSlots; ++i) {
-    INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory,
-                                device_.AllocatePinned(std::min(kStagingBytes, budget_bytes_)));
-    staging_.push_back({memory, 0});
-  }
   AddGap(0, budget_bytes_);
   return OkStatus();
 }
@@ -103,12 +98,14 @@ void DeviceTier::Free(Block* block) {
 }
 
 DeviceTier::Pin DeviceTier::Acquire(const KvKey& key) {
+  Pin pin = Hold(key);
+  ++(pin ? counters_.hits : counters_.misses);
+  return pin;
+}
+
+DeviceTier::Pin DeviceTier::Hold(const KvKey& key) {
   const auto found = directory_.find(key);
-  if (found == directory_.end()) {
-    ++counters_.misses;
-    return {};
-  }
-  ++counters_.hits;
+  if (found == directory_.end()) return {};
   Block* const block = found->second;
   recency_.splice(recency_.begin(), recency_, block->place);
   ++block->pins;
@@ -116,7 +113,7 @@ DeviceTier::Pin DeviceTier::Acquire(const KvKey& key) {
 }
 
 void DeviceTier::Unpin(Block* block) {
-  if (--block->pins == 0 && block->erased) Free(block);
+  if (--block->pins == 0 && block->hidden) Free(block);
 }
 
 bool DeviceTier::EvictOne() {
@@ -124,6 +121,7 @@ bool DeviceTier::EvictOne() {
     Block* const block = *place;
     if (block->pins > 0) continue;
     if (!block->backed) lost_.push_back(block->info.key);
+    evicted_.push_back(block->info.key);
     ++counters_.evictions;
     Erase(block->info.key);
     return true;
@@ -132,6 +130,32 @@ bool DeviceTier::EvictOne() {
 }
 
 Result<DeviceTier::Pin> DeviceTier::Reserve(const DeviceBlockInfo& info) {
+  if (info.bytes > 0 && RoundUp(info.bytes) <= budget_bytes_) Erase(info.key);
+  INFERSCALE_ASSIGN_OR_RETURN(Block* const block, Place(info));
+  Show(block);
+  return Pin(this, block);
+}
+
+Result<DeviceTier::Pin> DeviceTier::ReserveHidden(const DeviceBlockInfo& info) {
+  INFERSCALE_ASSIGN_OR_RETURN(Block* const block, Place(info));
+  return Pin(this, block);
+}
+
+void DeviceTier::Publish(const Pin& pin) {
+  if (!pin.block_->hidden || Contains(pin.info().key)) return;
+  Show(pin.block_);
+  pin.block_->backed = true;
+  ++counters_.promotions;
+  counters_.promoted_bytes += pin.info().bytes;
+}
+
+void DeviceTier::Show(Block* block) {
+  block->hidden = false;
+  block->place = recency_.insert(recency_.begin(), block);
+  directory_[block->info.key] = block;
+}
+
+Result<DeviceTier::Block*> DeviceTier::Place(const DeviceBlockInfo& info) {
   if (info.bytes <= 0 || info.tokens <= 0) {
     return InvalidArgument("a KV block has at least one token and one byte");
   }
@@ -141,7 +165,6 @@ Result<DeviceTier::Pin> DeviceTier::Reserve(const DeviceBlockInfo& info) {
                              " bytes does not fit in the GPU tier of " +
                              std::to_string(budget_bytes_) + "; raise gpu_bytes");
   }
-  Erase(info.key);
   auto fit = sizes_.lower_bound({size, 0});
   bool evictable = true;
   while (fit == sizes_.end()) {
@@ -165,12 +188,9 @@ Result<DeviceTier::Pin> DeviceTier::Reserve(const DeviceBlockInfo& info) {
   block->offset = offset;
   block->size = size;
   block->pins = 1;
-  block->place = recency_.insert(recency_.begin(), block.get());
+  block->hidden = true;
   counters_.payload_bytes += info.bytes;
-  Pin pin(this, block.get());
-  directory_[info.key] = block.get();
-  blocks_.emplace(offset, std::move(block));
-  return pin;
+  return blocks_.emplace(offset, std::move(block)).first->second.get();
 }
 
 Result<bool> DeviceTier::Compact(std::int64_t size) {
@@ -303,12 +323,17 @@ Result<DeviceTier::Pin> DeviceTier::Promote(const DeviceBlockInfo& info,
   }
   pin.MarkBacked();
   ++counters_.promotions;
+  counters_.promoted_bytes += info.bytes;
   return pin;
 }
 
 Status DeviceTier::Fill(const Block& block, std::span<const std::uint8_t> payload) {
   INFERSCALE_RETURN_IF_ERROR(BeginCopies());
   const std::int64_t piece = std::min(kStagingBytes, budget_bytes_);
+  while (staging_.size() < kStagingSlots) {
+    INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory, device_.AllocatePinned(piece));
+    staging_.push_back({memory, 0});
+  }
   for (std::int64_t done = 0; done < block.info.bytes; done += piece) {
     StagingSlot& slot = staging_[next_slot_];
     next_slot_ = (next_slot_ + 1) % staging_.size();
@@ -329,7 +354,7 @@ void DeviceTier::Erase(const KvKey& key) {
   Block* const block = found->second;
   directory_.erase(found);
   recency_.erase(block->place);
-  block->erased = true;
+  block->hidden = true;
   if (block->pins == 0) Free(block);
 }
 

@@ -39,7 +39,8 @@ struct DeviceTierStats {
   std::int64_t budget_bytes = 0;
   std::int64_t blocks = 0, payload_bytes = 0;
   std::int64_t free_bytes = 0;  ///< in no block; alignment counts as the block's
-  std::int64_t hits = 0, misses = 0, promotions = 0, evictions = 0, moved_bytes = 0;
+  std::int64_t hits = 0, misses = 0, evictions = 0, moved_bytes = 0;
+  std::int64_t promotions = 0, promoted_bytes = 0;
 };
 
 class DeviceTier {
@@ -78,6 +79,8 @@ class DeviceTier {
 
   /// Pins a block and makes it the most recently used; empty when it is not here.
   Pin Acquire(const KvKey& key);
+  /// The same, counted as neither hit nor miss.
+  Pin Hold(const KvKey& key);
   bool Contains(const KvKey& key) const { return directory_.contains(key); }
 
   /// A place for a block that a kernel is about to write, instead of any block of this key.
@@ -86,6 +89,16 @@ class DeviceTier {
   /// The same, filled on the copy stream from host memory of info.bytes bytes, which is not read
   /// any more afterwards. The block is backed.
   Result<Pin> Promote(const DeviceBlockInfo& info, std::span<const std::uint8_t> payload);
+
+  /// A place for a block that another thread is about to fill on the copy stream, once
+  /// BeforeCopies has been called; the block is not found before Publish. Errors as of Reserve.
+  Result<Pin> ReserveHidden(const DeviceBlockInfo& info);
+  /// Copies that the copy stream is given from now on come after what other streams do with
+  /// payloads that have been evicted.
+  Status BeforeCopies() { return BeginCopies(); }
+  /// The place has been filled: the block is found, and backed. Nothing happens if another block of
+  /// its key has come meanwhile.
+  void Publish(const Pin& pin);
 
   Status BeforeUse(std::uintptr_t stream);
   Status AfterUse(std::uintptr_t stream);
@@ -96,6 +109,8 @@ class DeviceTier {
   void Clear();
   /// Blocks that were evicted although no other tier had them, since the last call.
   std::vector<KvKey> TakeLost() { return std::exchange(lost_, {}); }
+  /// Every block that was evicted since the last call; it may be here again.
+  std::vector<KvKey> TakeEvicted() { return std::exchange(evicted_, {}); }
 
   DeviceTierStats Stats() const;
 
@@ -105,8 +120,8 @@ class DeviceTier {
     std::int64_t offset = 0, size = 0;  ///< size: bytes rounded up
     std::int32_t pins = 0;
     bool backed = false;
-    bool erased = false;                ///< not in the directory; freed with its last pin
-    std::list<Block*>::iterator place;  ///< in recency_, unless erased
+    bool hidden = false;                ///< not in the directory; freed with its last pin
+    std::list<Block*>::iterator place;  ///< in recency_, unless hidden
   };
   using Blocks = std::map<std::int64_t, std::unique_ptr<Block>>;  ///< by offset
   struct StagingSlot {
@@ -120,6 +135,8 @@ class DeviceTier {
   void AddGap(std::int64_t offset, std::int64_t size);
   void RemoveGap(std::map<std::int64_t, std::int64_t>::iterator gap);
   void Free(Block* block);
+  Result<Block*> Place(const DeviceBlockInfo& info);
+  void Show(Block* block);
   bool EvictOne();
   /// Whether blocks could be moved so that a gap of `size` bytes exists now.
   Result<bool> Compact(std::int64_t size);
@@ -142,7 +159,7 @@ class DeviceTier {
   std::map<std::int64_t, std::int64_t> gaps_;              ///< offset -> size
   std::set<std::pair<std::int64_t, std::int64_t>> sizes_;  ///< (size, offset) of the gaps
   std::int64_t free_bytes_ = 0;
-  std::vector<KvKey> lost_;
+  std::vector<KvKey> lost_, evicted_;
 
   // The last event of each side, and what the other side has been told to wait for.
   std::uint64_t copied_ = 0, used_ = 0, copies_wait_for_ = 0;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,7 @@ class ConnectorDeviceTest : public ::testing::Test {
     options.secret.assign(kSecret.begin(), kSecret.end());
     options.budget_bytes = 1 << 26;
     options.token_bytes = kTokenBytes;
+    options.steady_ms = [this] { return now_ms_; };
     scheduler_ = *ConnectorScheduler::Create(std::move(options));
     ConnectorWorkerOptions worker;
     worker.geometry = {kLayers, kHeads, kDim, kDim};
@@ -70,7 +72,8 @@ class ConnectorDeviceTest : public ::testing::Test {
     engine_ = std::make_unique<FakePagedEngine>(0, kHeads);
     auto device = std::make_unique<LazyDevice>(seed);
     device_ = device.get();
-    const Status attached = worker_->AttachDevice(std::move(device), engine_->Cache(), arena_bytes);
+    const Status attached =
+        worker_->AttachDevice(std::move(device), engine_->Cache(), arena_bytes, pinned_bytes_);
     ASSERT_TRUE(attached.ok()) << attached.ToString();
     Report();
     scheduler_->StartComplete();
@@ -98,6 +101,25 @@ class ConnectorDeviceTest : public ::testing::Test {
     }
   }
 
+  /// A step without a pass, as an engine makes it while its requests wait.
+  void EmptyStep() {
+    const auto plan = scheduler_->TakePlan();
+    if (!plan.empty()) {
+      EXPECT_TRUE(worker_->Begin(plan).ok());
+      EXPECT_TRUE(worker_->LoadOnDevice(kStream).ok());
+    }
+    Report();
+  }
+
+  std::int32_t Match(const std::string& request) {
+    for (;;) {
+      const std::optional<std::int32_t> matched = scheduler_->MatchedTokens(request, 0);
+      if (matched) return *matched;
+      if (impatient_) now_ms_ += PromotionPlanner::kStallMs + 1;
+      EmptyStep();
+    }
+  }
+
   /// All requests in one step. \return the engine blocks that were not loaded.
   std::vector<std::int32_t> Run(std::vector<Request> requests) {
     for (Request& request : requests) {
@@ -112,7 +134,10 @@ class ConnectorDeviceTest : public ::testing::Test {
       scheduler_->Add(request.name,
                       SignTransferRequest(transfer, request.prompt.tokens, AsBytes(kSecret)),
                       request.prompt.tokens, "salt", 5);
-      request.external = scheduler_->MatchedTokens(request.name, 0);
+      request.external = Match(request.name);
+    }
+    if (matched_) std::exchange(matched_, nullptr)();
+    for (Request& request : requests) {
       request.table.resize((request.prompt.tokens.size() + kBlockSlots - 1) / kBlockSlots);
       for (std::int32_t& block : request.table) block = 1 + (next_block_++ * 37) % (kBlocks - 1);
       scheduler_->Allocated(request.name, request.external, request.table);
@@ -165,8 +190,11 @@ class ConnectorDeviceTest : public ::testing::Test {
   std::unique_ptr<FakePagedEngine> engine_;
   std::unique_ptr<ConnectorWorker> worker_;
   LazyDevice* device_ = nullptr;
+  std::int64_t pinned_bytes_ = 1 << 20;
+  std::int64_t now_ms_ = 0;
+  bool impatient_ = false;  ///< no request waits for longer than a step
   std::vector<Request> done_;
-  std::function<void()> before_step_;
+  std::function<void()> before_step_, matched_;
   int requests_ = 0;
   std::int32_t next_block_ = 0;
 };
@@ -224,6 +252,7 @@ TEST_F(ConnectorDeviceTest, OneStepMayUseMoreThanTheArenaHolds) {
   for (std::uint64_t fact = 0; fact < 12; ++fact) {
     Run({{kCapture, Prompt().Fact(fact, 20)}, {kCapture, Prompt().Fact(fact + 50, 20)}});
   }
+  impatient_ = true;
   std::vector<Request> requests;
   for (std::uint64_t fact = 0; fact < 12; ++fact) {
     requests.push_back({kInject, Prompt().Fact(fact, 20).Fact(fact + 50, 20).Text(3, 9)});
@@ -339,6 +368,115 @@ TEST_F(ConnectorDeviceTest, FilesServeAfterARestart) {
   EXPECT_EQ(done_[0].outcome.injected_tokens, 37);
   EXPECT_EQ(worker_->DeviceStats().promotions, 2);
   EXPECT_LT(Difference(), 2e-4F);
+}
+
+TEST_F(ConnectorDeviceTest, ColdFactsComeUpBeforeTheirRequestIsScheduled) {
+  for (const bool files : {false, true}) {
+    for (const std::int64_t pinned_bytes : {std::int64_t{0}, 60 * kTokenBytes}) {
+      pinned_bytes_ = pinned_bytes;
+      Start(100 * kTokenBytes, 3, files);
+      for (std::uint64_t fact = 0; fact < 20; ++fact) {
+        Run({{kCapture, Prompt().Fact(fact + 20 * pinned_bytes, 25)}});
+      }
+      std::int64_t promotions = 0;
+      before_step_ = [&] { promotions = worker_->DeviceStats().promotions; };
+      for (std::uint64_t fact = 0; fact < 20; fact += 2) {
+        const auto failed = Run({{kInject, Prompt()
+                                               .Fact(fact + 20 * pinned_bytes, 25)
+                                               .Fact(fact + 1 + 20 * pinned_bytes, 25)
+                                               .Text(3, 9)}});
+        EXPECT_TRUE(failed.empty());
+        EXPECT_EQ(done_[0].outcome.injected_tokens, 50);
+        EXPECT_EQ(worker_->DeviceStats().promotions, promotions);  // none while it was loaded
+        EXPECT_LT(Difference(), 2e-4F);
+      }
+      EXPECT_GE(promotions, 16);
+      EXPECT_GE(scheduler_->promotions().counters().waits, 8);
+      EXPECT_EQ(scheduler_->promotions().counters().given_up, 0);
+      EXPECT_EQ(scheduler_->promotions().kept_bytes(), 0);
+      before_step_ = nullptr;
+    }
+  }
+}
+
+TEST_F(ConnectorDeviceTest, WhatIsKeptForARequestOutlivesWhatIsCapturedMeanwhile) {
+  Start(100 * kTokenBytes);
+  for (std::uint64_t fact = 0; fact < 8; ++fact) Run({{kCapture, Prompt().Fact(fact, 25)}});
+  for (std::uint64_t fact = 0; fact < 4; fact += 2) {
+    std::int64_t promotions = 0;
+    matched_ = [&] {
+      for (std::uint64_t other = 0; other < 10; ++other) {
+        Run({{kCapture, Prompt().Fact(100 * (fact + 1) + other, 20)}});
+      }
+      promotions = worker_->DeviceStats().promotions;
+    };
+    EXPECT_TRUE(Run({{kInject, Prompt().Fact(fact, 25).Fact(fact + 1, 25).Text(3, 9)}}).empty());
+    EXPECT_EQ(done_[0].outcome.injected_tokens, 50);
+    EXPECT_LT(Difference(), 2e-4F);
+    EXPECT_GE(promotions, 2);
+    EXPECT_EQ(worker_->DeviceStats().promotions, promotions);
+  }
+}
+
+TEST_F(ConnectorDeviceTest, AFactThatIsLostWhileItIsPromotedIsComputed) {
+  Start(60 * kTokenBytes);
+  for (std::uint64_t fact = 0; fact < 6; ++fact) Run({{kCapture, Prompt().Fact(fact, 20)}});
+  worker_->Flush();
+  StepPlan plan;
+  plan.sequence = 1000;
+  plan.drop = {TestKey(1)};  // behind the scheduler's back
+  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+  EXPECT_TRUE(Run({{kInject, Prompt().Fact(0, 20).Fact(1, 20).Text(3, 9)}}).empty());
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 20);
+  EXPECT_FALSE(scheduler_->Ready(TestKey(1)));
+  EXPECT_EQ(scheduler_->counters().load_failures, 1);
+  EXPECT_EQ(scheduler_->promotions().counters().given_up, 0);
+  EXPECT_EQ(scheduler_->promotions().kept_bytes(), 0);
+  EXPECT_EQ(scheduler_->directory().pins(), 0);
+  EXPECT_LT(Difference(), 2e-4F);
+}
+
+TEST_F(ConnectorDeviceTest, ErasedOrClearedWhileItIsPromotedItDoesNotComeBack) {
+  for (const std::uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+    Start(60 * kTokenBytes, seed);
+    for (std::uint64_t fact = 0; fact < 6; ++fact) {
+      Run({{kCapture, Prompt().Fact(10 * seed + fact, 20), 1}});
+    }
+    worker_->Flush();
+    TransferRequest transfer;
+    const TokenIds prompt = Prompt().Fact(10 * seed, 20).Text(3, 9).tokens;
+    transfer.operation = kInject;
+    transfer.scope_tag = 7;
+    transfer.epoch = 1;
+    transfer.salt = "salt";
+    transfer.expires_ms = 10;
+    transfer.blocks = {{TestKey(10 * seed), 0, 20, {}}};
+    scheduler_->Add("waits", SignTransferRequest(transfer, prompt, AsBytes(kSecret)), prompt,
+                    "salt", 5);
+    EXPECT_EQ(scheduler_->MatchedTokens("waits", 0), std::nullopt);
+    EmptyStep();  // on its way
+    if (seed % 3 == 0) {
+      const KvKey key = TestKey(10 * seed);
+      scheduler_->Erase(std::span(&key, 1));
+    } else if (seed % 3 == 1) {
+      scheduler_->EraseScope(7, 2);
+    } else {
+      scheduler_->Clear();
+    }
+    EXPECT_EQ(scheduler_->MatchedTokens("waits", 0), 0);
+    EmptyStep();
+    device_->Finish();
+    EmptyStep();
+    scheduler_->Finished("waits");
+    EmptyStep();
+    EXPECT_EQ(scheduler_->promotions().kept_bytes(), 0);
+    StepPlan plan;
+    plan.sequence = 1000;
+    plan.loads = {{"r", {1, 2}, {{TestKey(10 * seed), 0, 20, 0}}}};
+    ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+    EXPECT_TRUE(worker_->LoadOnDevice(kStream).ok());
+    EXPECT_EQ(worker_->TakeFailedBlocks().size(), 2U);
+  }
 }
 
 TEST_F(ConnectorDeviceTest, WhatNoOtherTierTookIsReportedWhenItIsEvicted) {

@@ -95,7 +95,7 @@ class ConnectorTest : public ::testing::TestWithParam<int> {
                       std::int32_t chunk = 1 << 20, std::uint64_t epoch = 1) {
     const CarriedTransfer transfer = Sign(operation, prompt, blocks, epoch);
     scheduler_->Add(name, transfer, prompt, "salt", 5);
-    external_ = scheduler_->MatchedTokens(name, local_hit);
+    external_ = *scheduler_->MatchedTokens(name, local_hit);
     EXPECT_EQ(scheduler_->MatchedTokens(name, local_hit), external_);  // idempotent
     table_ = Table(prompt.size());
     for (auto& engine : engines_) engine->Compute(prompt, table_, 0, local_hit);

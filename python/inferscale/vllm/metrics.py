@@ -18,7 +18,11 @@ COUNTERS = {
     "evictions": "Blocks evicted from every tier.",
     "gpu_hits": "Blocks found in the GPU's arena, over all ranks.",
     "gpu_promotions": "Blocks copied up to the arena from host memory or files.",
+    "gpu_promoted_bytes": "Bytes of these.",
     "gpu_evictions": "Blocks evicted from the arena.",
+    "pinned_hits": "Promoted blocks that were in pinned host memory.",
+    "waits": "Requests that waited for blocks to be promoted.",
+    "waits_given_up": "Requests whose blocks were read when they were loaded instead.",
 }
 
 
@@ -54,13 +58,16 @@ class Counting:
 
 
 def scheduler_counters(counters: dict[str, Any]) -> dict[str, int]:
-    names = ("requests", "injected_tokens", "captured_blocks", "load_failures", "evictions")
+    names = ("requests", "injected_tokens", "captured_blocks", "load_failures", "evictions", "waits",
+             "waits_given_up")
     fallbacks = {FALLBACK + reason: count for reason, count in counters["fallbacks"].items()}
     return {name: counters[name] for name in names} | fallbacks
 
 
 def device_counters(counters: dict[str, int]) -> dict[str, int]:
-    return {"gpu_" + name: counters[name] for name in ("hits", "promotions", "evictions")}
+    names = ("hits", "promotions", "promoted_bytes", "evictions")
+    return {"gpu_" + name: counters[name] for name in names} | {
+        "pinned_hits": counters["pinned_hits"]}
 
 
 class ConnectorPromMetrics(KVConnectorPromMetrics):

@@ -84,7 +84,8 @@ class SchedulerSide:
             self.macs[request.request_id] = mac
         return True
 
-    def matched_tokens(self, request: Any, computed: int) -> int:
+    def matched_tokens(self, request: Any, computed: int) -> int | None:
+        """None: its blocks are on their way to the GPU; vLLM asks again in the next step."""
         return self.native.matched_tokens(request.request_id, computed) if self._know(request) else 0
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:

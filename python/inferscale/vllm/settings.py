@@ -14,8 +14,8 @@ from inferscale import _native
 TESTED_VLLM = {(0, 24), (0, 32), (0, 33)}
 SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-KNOWN = {"secret_file", "codec", "gpu_bytes", "host_bytes", "file_bytes", "folder", "control_socket",
-         "allow_untested_vllm"}
+KNOWN = {"secret_file", "codec", "gpu_bytes", "pinned_bytes", "host_bytes", "file_bytes", "folder",
+         "control_socket", "allow_untested_vllm"}
 CODECS = ("f32", "f16", "bf16", "int8", "int4")
 
 
@@ -28,6 +28,7 @@ class Settings:
     secret: bytes
     codec: str
     gpu_bytes: int  # a rank; the arena
+    pinned_bytes: int  # a rank, of host memory, beside host_bytes; 0: none
     host_bytes: int  # a rank
     file_bytes: int  # a rank
     folder: str  # empty: no files
@@ -111,6 +112,7 @@ def read_settings(extra: dict[str, Any]) -> Settings:
         secret=secret,
         codec=codec,
         gpu_bytes=parse_size("gpu_bytes", extra.get("gpu_bytes", "2G")),
+        pinned_bytes=parse_size("pinned_bytes", extra.get("pinned_bytes", "1G")),
         host_bytes=parse_size("host_bytes", extra.get("host_bytes", "4G")),
         file_bytes=parse_size("file_bytes", extra.get("file_bytes", "32G")),
         folder=extra.get("folder", ""),

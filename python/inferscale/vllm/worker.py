@@ -93,7 +93,8 @@ class WorkerSide:
                     f"{self.settings.gpu_bytes >> 20} MiB and vLLM {GPU_RESERVE_BYTES >> 20} MiB: start "
                     f"with --gpu-memory-utilization {most:.2f} or less, or with smaller gpu_bytes")
         self.native.attach_device(ordinal=device.index or 0 if device.type == "cuda" else -1,
-                                  arena_bytes=self.settings.gpu_bytes, **self.cache.addresses())
+                                  arena_bytes=self.settings.gpu_bytes,
+                                  pinned_bytes=self.settings.pinned_bytes, **self.cache.addresses())
 
     def _stream(self) -> int:
         return torch.cuda.current_stream().cuda_stream if self.on_cuda else 0
