@@ -172,7 +172,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     @guarded(lambda: (0, False))
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request: Any,
+                                   num_computed_tokens: int) -> tuple[int | None, bool]:
         if self.off:
             return 0, False
         matched = self.scheduler.matched_tokens(request, num_computed_tokens)
