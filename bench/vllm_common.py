@@ -60,6 +60,8 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--shape", default="Llama-3.1-8B", choices=SHAPES)
     parser.add_argument("--codec", default="bf16")
     parser.add_argument("--gpu-bytes", default="32G")
+    parser.add_argument("--pinned-bytes", default="1G", help="host memory to promote facts from")
+    parser.add_argument("--host-bytes", default="80G")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.72)
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--repetitions", type=int, default=15)
@@ -72,6 +74,8 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--eager", action="store_true", help="without compilation and CUDA graphs")
     parser.add_argument("--no-async-scheduling", action="store_true")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--host-device", action="store_true",
+                        help="on a CPU, through the path of a device: tries a benchmark out")
     parser.add_argument("--budget-seconds", type=float, default=540, help="of the whole run")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results"))
     options = parser.parse_args()
@@ -164,7 +168,10 @@ class Engine:
         from vllm import LLM
 
         from inferscale.vllm import InferScaleConnector
+        from inferscale.vllm.worker import WorkerSide
 
+        if options.host_device:
+            WorkerSide.devices = ("cpu",)
         self.options = options
         self.random = random.Random(20261130)
         self.vocabulary = SHAPES[options.shape]["vocab_size"]
@@ -197,7 +204,8 @@ class Engine:
                 "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {
                     "secret_file": str(secret_file), "codec": options.codec,
-                    "gpu_bytes": options.gpu_bytes, "host_bytes": "80G"}})
+                    "gpu_bytes": options.gpu_bytes, "pinned_bytes": options.pinned_bytes,
+                    "host_bytes": options.host_bytes}})
         InferScaleConnector.__init__ = original
         self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
         self.worker = next(c.worker for c in made if c.worker is not None)
@@ -300,6 +308,52 @@ class Engine:
                     first.setdefault(output.request_id, time.perf_counter())
         took = time.perf_counter() - began
         return took, [first[name] - arrival[name] for name in arrival if name in first]
+
+
+    def closed_loop(self, requests, in_flight: int, beside=None, beside_in_flight: int = 0):
+        """`in_flight` requests at a time until all have been answered, and `beside_in_flight` of
+        `beside` (never ending) with them.
+
+        \\return seconds until the last token, seconds to the first token of each, answers to
+        `beside` meanwhile.
+        """
+        engine = self.llm.llm_engine
+        waiting, arrival, first = list(reversed(requests)), {}, {}
+        own, others, answered = set(), set(), 0
+
+        def add(request, names):
+            self.numbers += 1
+            name = f"c{self.numbers}"
+            arrival[name] = time.perf_counter()
+            engine.add_request(name, *request)
+            names.add(name)
+
+        began = time.perf_counter()
+        while waiting or own:
+            while waiting and len(own) < in_flight:
+                add(waiting.pop(), own)
+            while len(others) < beside_in_flight:
+                add(next(beside), others)
+            for output in engine.step():
+                name = output.request_id
+                if output.outputs and output.outputs[0].token_ids:
+                    first.setdefault(name, time.perf_counter() - arrival[name])
+                if output.finished and name in others:
+                    others.discard(name)
+                    answered += 1
+                    first.pop(name, None)
+                elif output.finished:
+                    own.discard(name)
+        took = time.perf_counter() - began
+        while engine.has_unfinished_requests():
+            engine.step()
+        return took, [seconds for name, seconds in first.items() if name not in others], answered
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {"ttft_p50_ms": round(1e3 * ordered[len(ordered) // 2], 2),
+            "ttft_p99_ms": round(1e3 * ordered[int(0.99 * (len(ordered) - 1))], 2)}
 
 
 class HookTime:

@@ -2,6 +2,7 @@
 # The connector on a real vLLM on this machine's GPU, with CUDA graphs.
 #   run_gpu_vllm.sh tests [PYTEST-ARGUMENT...]   every case of bookkeeping, under both model runners
 #   run_gpu_vllm.sh bench [OPTION...]            exactness, ttft and throughput into bench/results
+#   run_gpu_vllm.sh tiers [OPTION...]            more facts than the arena holds, and chats during ingest
 # PYTHON (python3) finds vllm, the wheel (or python/ with its built module) and pytest.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -13,7 +14,7 @@ case $what in
   tests)
     cd "$repository/tests/vllm"
     export INFERSCALE_TEST_VLLM_DEVICE=cuda
-    (($#)) || set -- test_layouts.py test_bookkeeping.py test_preemption.py
+    (($#)) || set -- test_layouts.py test_bookkeeping.py test_preemption.py test_tiers.py
     failed=0
     for runner in 0 1; do
       printf '\n== VLLM_USE_V2_MODEL_RUNNER=%s ==\n' "$runner"
@@ -31,5 +32,11 @@ case $what in
       --budget-seconds 250 --out "$results" "$@" || failed=1
     exit "${failed:-0}"
     ;;
-  *) echo "inferscale: error: tests or bench, not '$what'" >&2 && exit 1 ;;
+  tiers)
+    cd "$repository"
+    "$python" bench/vllm_tiers.py ingest --codec bf16 --gpu-bytes 6G --pinned-bytes 28G \
+      --host-bytes 40G --users 10,100 --budget-seconds 400 \
+      --out "${INFERSCALE_BENCH_RESULTS:-bench/results}" "$@"
+    ;;
+  *) echo "inferscale: error: tests, bench or tiers, not '$what'" >&2 && exit 1 ;;
 esac
