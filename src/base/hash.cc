@@ -1,8 +1,9 @@
 #include "base/hash.h"
 
+#include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <openssl/params.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -25,13 +26,54 @@ void Require(bool condition) {
   std::abort();
 }
 
+// Looking an algorithm up by its name takes OpenSSL longer than hashing a chat's request: each is
+// looked up once.
+const EVP_MD* Sha256Algorithm() {
+  static const EVP_MD* const kAlgorithm = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  Require(kAlgorithm != nullptr);
+  return kAlgorithm;
+}
+
+class HmacContext {
+ public:
+  HmacContext()
+      : algorithm_(EVP_MAC_fetch(nullptr, "HMAC", nullptr)), context_(EVP_MAC_CTX_new(algorithm_)) {
+    char digest[] = "SHA256";
+    const OSSL_PARAM parameters[] = {
+        OSSL_PARAM_construct_utf8_string(OSSL_MAC_PARAM_DIGEST, digest, 0),
+        OSSL_PARAM_construct_end()};
+    Require(context_ != nullptr && EVP_MAC_CTX_set_params(context_, parameters) == 1);
+  }
+  ~HmacContext() {
+    EVP_MAC_CTX_free(context_);
+    EVP_MAC_free(algorithm_);
+  }
+  HmacContext(const HmacContext&) = delete;
+  HmacContext& operator=(const HmacContext&) = delete;
+
+  Sha256Digest Compute(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data) {
+    static constexpr std::uint8_t kEmpty = 0;  // a null key is taken for "the key used before"
+    Sha256Digest digest{};
+    std::size_t size = 0;
+    Require(EVP_MAC_init(context_, key.empty() ? &kEmpty : key.data(), key.size(), nullptr) == 1 &&
+            EVP_MAC_update(context_, data.empty() ? &kEmpty : data.data(), data.size()) == 1 &&
+            EVP_MAC_final(context_, digest.data(), &size, digest.size()) == 1 &&
+            size == digest.size());
+    return digest;
+  }
+
+ private:
+  EVP_MAC* const algorithm_;
+  EVP_MAC_CTX* const context_;
+};
+
 }  // namespace
 
 struct Sha256Stream::Impl {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
   ~Impl() { EVP_MD_CTX_free(context); }
   void Start() {
-    Require(context != nullptr && EVP_DigestInit_ex(context, EVP_sha256(), nullptr) == 1);
+    Require(context != nullptr && EVP_DigestInit_ex(context, Sha256Algorithm(), nullptr) == 1);
   }
 };
 
@@ -76,14 +118,8 @@ Result<Sha256Digest> Sha256File(const std::filesystem::path& path) {
 }
 
 Sha256Digest HmacSha256(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data) {
-  static constexpr std::uint8_t kEmpty = 0;  // HMAC() takes a null key for "the key used before"
-  Sha256Digest digest{};
-  unsigned size = 0;
-  Require(HMAC(EVP_sha256(), key.empty() ? &kEmpty : key.data(), static_cast<int>(key.size()),
-               data.empty() ? &kEmpty : data.data(), data.size(), digest.data(),
-               &size) != nullptr &&
-          size == digest.size());
-  return digest;
+  thread_local HmacContext context;
+  return context.Compute(key, data);
 }
 
 std::string Md5Hex(std::string_view text) {
