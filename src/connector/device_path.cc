@@ -37,8 +37,12 @@ Result<std::unique_ptr<DevicePath>> DevicePath::Create(std::unique_ptr<kernels::
   INFERSCALE_ASSIGN_OR_RETURN(path->tier_,
                               DeviceTier::Create(*path->device_, path->options_.arena_bytes));
   if (path->options_.pinned_bytes > 0) {
-    INFERSCALE_ASSIGN_OR_RETURN(path->pinned_,
-                                PinnedTier::Create(*path->device_, path->options_.pinned_bytes));
+    Result<std::unique_ptr<PinnedTier>> pinned =
+        PinnedTier::Create(*path->device_, path->options_.pinned_bytes);
+    if (!pinned.ok()) {
+      return ResourceExhausted(std::string(pinned.status().message()) + "; lower pinned_bytes");
+    }
+    path->pinned_ = std::move(*pinned);
   }
   INFERSCALE_RETURN_IF_ERROR(path->SetStore(store));
   return path;
@@ -54,7 +58,7 @@ DevicePath::~DevicePath() {
 }
 
 Status DevicePath::SetStore(KvStore& store) {
-  INFERSCALE_ASSIGN_OR_RETURN(auto writer, WriteBehind::Create(*device_, store));
+  INFERSCALE_ASSIGN_OR_RETURN(auto writer, WriteBehind::Create(*device_, store, pinned_.get()));
   INFERSCALE_ASSIGN_OR_RETURN(auto promoter,
                               Promoter::Create(*device_, store, pinned_.get(), options_.view));
   writer_ = std::move(writer);
@@ -147,6 +151,11 @@ Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t str
 }
 
 Result<DeviceTier::Pin> DevicePath::PromoteNow(const KvKey& key) {
+  if (pinned_ != nullptr) {
+    if (const PinnedTier::Pin pin = pinned_->Acquire(key)) {
+      return tier_->Promote(pin.info(), pin.payload());
+    }
+  }
   INFERSCALE_ASSIGN_OR_RETURN(const KvStore::Pin stored, store_->Acquire(key));
   const KvBlockInfo& info = stored->info();
   const kernels::CodecView& view = options_.view;

@@ -29,8 +29,9 @@ bool PromotionPlanner::StillWaiting(const std::string& request) {
   const auto found = requests_.find(request);
   if (found == requests_.end() || found->second.given_up) return false;
   Request& waiting = found->second;
+  if (waiting.planned && waiting.seen != changes_) return false;  // MustWait, if it still has to
   if (Expired(waiting)) return GiveUp(waiting);
-  if (waiting.planned) return waiting.seen == changes_;
+  if (waiting.planned) return true;
   if (kept_bytes_ + waiting.bytes > limit_bytes_) line_blocked_ = true;
   return line_blocked_;
 }
@@ -41,6 +42,7 @@ bool PromotionPlanner::MustWait(const std::string& request, std::span<const Want
   Request& waiting = place->second;
   if (is_new) waiting.since = steady_ms_();
   if (waiting.given_up) return false;
+  if (Expired(waiting)) return GiveUp(waiting);
   waiting.seen = changes_;
   if (!waiting.planned) {
     waiting.bytes = 0;

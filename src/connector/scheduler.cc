@@ -121,13 +121,15 @@ bool ConnectorScheduler::MustWait(const std::string& request, const Active& acti
   for (std::size_t i = 0; i < active.transfer.blocks.size(); ++i) {
     const TransferBlock& block = active.transfer.blocks[i];
     if (block.begin >= end || block.end <= begin || active.pins[i].serial == 0) continue;
-    const std::int32_t tokens = block.end - block.begin;
-    const bool here = directory_.Arenas(block.key) == every_arena_;
+    const DirectoryBlock* const known = directory_.Get(block.key);
+    if (known == nullptr) continue;
+    const bool here = known->arenas == every_arena_;
     resident = resident && here;
-    wanted.push_back({{block.key, active.transfer.scope_tag, tokens},
-                      active.pins[i].serial,
-                      options_.token_bytes * tokens,
-                      here});
+    wanted.push_back(
+        {{block.key, known->scope_tag, static_cast<std::int32_t>(known->tokens.size())},
+         active.pins[i].serial,
+         known->bytes,
+         here});
   }
   return !resident && promotions_.MustWait(request, wanted, plan_);
 }

@@ -17,8 +17,9 @@ Status Abandoned() {
 
 }  // namespace
 
-Result<std::unique_ptr<WriteBehind>> WriteBehind::Create(kernels::Device& device, KvStore& store) {
-  std::unique_ptr<WriteBehind> writer(new WriteBehind(device, store));
+Result<std::unique_ptr<WriteBehind>> WriteBehind::Create(kernels::Device& device, KvStore& store,
+                                                         PinnedTier* pinned) {
+  std::unique_ptr<WriteBehind> writer(new WriteBehind(device, store, pinned));
   for (std::size_t i = 0; i < kSlots; ++i) {
     INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory, device.AllocatePinned(kSlotBytes));
     writer->slots_.push_back({memory, 0, 0, 0});
@@ -108,21 +109,39 @@ void WriteBehind::Run() {
 }
 
 Status WriteBehind::Write(WriteBehindJob job) {
-  INFERSCALE_ASSIGN_OR_RETURN(std::vector<std::uint8_t> payload, Fetch(job));
+  PinnedTier::Pin place;
+  if (pinned_ != nullptr) {
+    auto free =
+        pinned_->ReserveFree({job.info.key, job.info.scope_tag,
+                              static_cast<std::int32_t>(job.info.tokens.size()), job.bytes});
+    if (free.ok()) place = std::move(*free);
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(std::vector<std::uint8_t> payload, Fetch(job, place));
   {
     const std::lock_guard lock(mutex_);
     if (abandoned_) return Abandoned();
   }
   INFERSCALE_ASSIGN_OR_RETURN(auto block, KvBlock::Create(std::move(job.info), std::move(payload)));
-  return store_.Put(std::move(block));
+  INFERSCALE_RETURN_IF_ERROR(store_.Put(std::move(block)));
+  if (place) pinned_->Publish(place);
+  return OkStatus();
 }
 
-Result<std::vector<std::uint8_t>> WriteBehind::Fetch(const WriteBehindJob& job) {
+Result<std::vector<std::uint8_t>> WriteBehind::Fetch(const WriteBehindJob& job,
+                                                     const PinnedTier::Pin& place) {
   std::vector<std::uint8_t> payload(static_cast<std::size_t>(job.bytes));
   const std::uintptr_t stream = device_.copy_stream();
   // Waited for here and not by the copy stream: promotions of other blocks must not queue behind
   // it.
   INFERSCALE_RETURN_IF_ERROR(device_.Wait(job.after));
+  if (place) {
+    const std::span<std::uint8_t> pinned = place.payload();
+    INFERSCALE_RETURN_IF_ERROR(device_.CopyToHost(pinned.data(), job.payload, job.bytes, stream));
+    INFERSCALE_ASSIGN_OR_RETURN(const std::uint64_t copied, device_.Record(stream));
+    INFERSCALE_RETURN_IF_ERROR(device_.Wait(copied));
+    std::memcpy(payload.data(), pinned.data(), pinned.size());
+    return payload;
+  }
   const auto drain = [&](Slot& slot) -> Status {
     if (slot.count == 0) return OkStatus();
     INFERSCALE_RETURN_IF_ERROR(device_.Wait(slot.event));

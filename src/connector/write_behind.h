@@ -3,10 +3,11 @@
 
 /// \file write_behind.h
 /// WriteBehind: a thread that copies captured blocks from a device's memory into a KvStore, so that
-/// neither the copy nor the file is waited for by an engine step. Guarantees: what is abandoned is
-/// not in the store when Abandon returns, unless it was there before; the destructor finishes what
-/// it was given. The caller keeps a block's payload in place until its result has been taken. The
-/// methods are for one thread.
+/// neither the copy nor the file is waited for by an engine step; and into pinned memory while
+/// there is room, so that it comes up again from there. Guarantees: what is abandoned is not in the
+/// store when Abandon returns, unless it was there before; the destructor finishes what it was
+/// given. The caller keeps a block's payload in place until its result has been taken. The methods
+/// are for one thread.
 
 #include <condition_variable>
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include "inferscale/kv_store.h"
 #include "inferscale/result.h"
 #include "kernels/device.h"
+#include "kv/pinned_tier.h"
 
 namespace inferscale {
 
@@ -39,8 +41,9 @@ struct WriteBehindResult {
 
 class WriteBehind {
  public:
-  /// Both must outlive it.
-  static Result<std::unique_ptr<WriteBehind>> Create(kernels::Device& device, KvStore& store);
+  /// All must outlive it. \param pinned may be nullptr. What is abandoned may be there.
+  static Result<std::unique_ptr<WriteBehind>> Create(kernels::Device& device, KvStore& store,
+                                                     PinnedTier* pinned);
   ~WriteBehind();
   WriteBehind(const WriteBehind&) = delete;
   WriteBehind& operator=(const WriteBehind&) = delete;
@@ -55,9 +58,10 @@ class WriteBehind {
   void Abandon(const std::function<bool(const KvBlockInfo&)>& matches);
 
  private:
-  WriteBehind(kernels::Device& device, KvStore& store) : device_(device), store_(store) {}
+  WriteBehind(kernels::Device& device, KvStore& store, PinnedTier* pinned)
+      : device_(device), store_(store), pinned_(pinned) {}
   void Run();
-  Result<std::vector<std::uint8_t>> Fetch(const WriteBehindJob& job);
+  Result<std::vector<std::uint8_t>> Fetch(const WriteBehindJob& job, const PinnedTier::Pin& place);
   Status Write(WriteBehindJob job);
 
   struct Slot {
@@ -68,6 +72,7 @@ class WriteBehind {
 
   kernels::Device& device_;
   KvStore& store_;
+  PinnedTier* const pinned_;
   std::vector<Slot> slots_;
   std::mutex mutex_;
   std::condition_variable changed_;

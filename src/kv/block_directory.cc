@@ -95,9 +95,9 @@ bool BlockDirectory::Ready(const KvKey& key) const {
   return entry != entries_.end() && entry->second.stored_ranks == ranks_;
 }
 
-std::uint64_t BlockDirectory::Arenas(const KvKey& key) const {
+const DirectoryBlock* BlockDirectory::Get(const KvKey& key) const {
   const auto entry = entries_.find(key);
-  return entry == entries_.end() ? 0 : entry->second.block.arenas;
+  return entry == entries_.end() ? nullptr : &entry->second.block;
 }
 
 void BlockDirectory::SetInArena(const KvKey& key, std::int32_t rank, bool is_there) {

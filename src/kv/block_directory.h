@@ -59,8 +59,8 @@ class BlockDirectory {
   /// is valid until the next call that is not const.
   const DirectoryBlock* Find(const KvKey& key, std::span<const TokenId> tokens);
   bool Ready(const KvKey& key) const;
-  /// DirectoryBlock::arenas; 0 for what is not here.
-  std::uint64_t Arenas(const KvKey& key) const;
+  /// A block, ready or not, without using it; nullptr when it is not here.
+  const DirectoryBlock* Get(const KvKey& key) const;
   /// A rank says that the block came into its device's memory, or left it.
   void SetInArena(const KvKey& key, std::int32_t rank, bool is_there);
   bool Contains(const KvKey& key) const { return entries_.contains(key); }

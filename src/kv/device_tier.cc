@@ -39,17 +39,22 @@ void DeviceTier::Pin::Reset() {
 }
 
 Result<std::unique_ptr<DeviceTier>> DeviceTier::Create(kernels::Device& device,
-                                                       std::int64_t budget_bytes) {
+                                                       std::int64_t budget_bytes, bool promotes) {
   budget_bytes = budget_bytes / kAlignment * kAlignment;
   if (budget_bytes <= 0) return InvalidArgument("the GPU tier's budget must be positive");
   std::unique_ptr<DeviceTier> tier(new DeviceTier(device, budget_bytes));
-  INFERSCALE_RETURN_IF_ERROR(tier->Allocate());
+  INFERSCALE_RETURN_IF_ERROR(tier->Allocate(promotes));
   return tier;
 }
 
-Status DeviceTier::Allocate() {
+Status DeviceTier::Allocate(bool promotes) {
   bounce_bytes_ = std::min(kMostBounceBytes, RoundUp(budget_bytes_ / 16));
   INFERSCALE_ASSIGN_OR_RETURN(memory_, device_.Allocate(budget_bytes_ + bounce_bytes_));
+  for (std::size_t i = 0; promotes && i < kStagingSlots; ++i) {
+    INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory,
+                                device_.AllocatePinned(std::min(kStagingBytes, budget_bytes_)));
+    staging_.push_back({memory, 0});
+  }
   AddGap(0, budget_bytes_);
   return OkStatus();
 }
@@ -330,10 +335,7 @@ Result<DeviceTier::Pin> DeviceTier::Promote(const DeviceBlockInfo& info,
 Status DeviceTier::Fill(const Block& block, std::span<const std::uint8_t> payload) {
   INFERSCALE_RETURN_IF_ERROR(BeginCopies());
   const std::int64_t piece = std::min(kStagingBytes, budget_bytes_);
-  while (staging_.size() < kStagingSlots) {
-    INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory, device_.AllocatePinned(piece));
-    staging_.push_back({memory, 0});
-  }
+  if (staging_.empty()) return FailedPrecondition("this tier was made without staging buffers");
   for (std::int64_t done = 0; done < block.info.bytes; done += piece) {
     StagingSlot& slot = staging_[next_slot_];
     next_slot_ = (next_slot_ + 1) % staging_.size();

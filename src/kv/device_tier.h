@@ -70,9 +70,11 @@ class DeviceTier {
   };
 
   /// Allocates `budget_bytes` and a little more to move blocks through. kResourceExhausted if the
-  /// device does not have them.
+  /// device does not have them. \param promotes whether Promote may be called: it has staging
+  /// buffers in pinned memory.
   static Result<std::unique_ptr<DeviceTier>> Create(kernels::Device& device,
-                                                    std::int64_t budget_bytes);
+                                                    std::int64_t budget_bytes,
+                                                    bool promotes = true);
   ~DeviceTier();
   DeviceTier(const DeviceTier&) = delete;
   DeviceTier& operator=(const DeviceTier&) = delete;
@@ -131,7 +133,7 @@ class DeviceTier {
 
   DeviceTier(kernels::Device& device, std::int64_t budget_bytes)
       : device_(device), budget_bytes_(budget_bytes) {}
-  Status Allocate();
+  Status Allocate(bool promotes);
   void AddGap(std::int64_t offset, std::int64_t size);
   void RemoveGap(std::map<std::int64_t, std::int64_t>::iterator gap);
   void Free(Block* block);

@@ -55,7 +55,7 @@ PinnedTier::Pin& PinnedTier::Pin::operator=(Pin&& other) noexcept {
   return *this;
 }
 
-std::span<const std::uint8_t> PinnedTier::Pin::payload() const {
+std::span<std::uint8_t> PinnedTier::Pin::payload() const {
   return {pin_.payload(), static_cast<std::size_t>(pin_.info().bytes)};
 }
 
@@ -69,7 +69,7 @@ Result<std::unique_ptr<PinnedTier>> PinnedTier::Create(kernels::Device& device,
                                                        std::int64_t budget_bytes) {
   std::unique_ptr<PinnedTier> tier(new PinnedTier());
   tier->memory_ = std::make_unique<HostMemory>(device);
-  INFERSCALE_ASSIGN_OR_RETURN(tier->tier_, DeviceTier::Create(*tier->memory_, budget_bytes));
+  INFERSCALE_ASSIGN_OR_RETURN(tier->tier_, DeviceTier::Create(*tier->memory_, budget_bytes, false));
   return tier;
 }
 
@@ -90,10 +90,25 @@ Result<PinnedTier::Pin> PinnedTier::Insert(const DeviceBlockInfo& info,
   Pin pin(this, std::move(place));
   lock.unlock();
   std::memcpy(pin.pin_.payload(), payload.data(), payload.size());
-  lock.lock();
+  Publish(pin);
+  return pin;
+}
+
+Result<PinnedTier::Pin> PinnedTier::ReserveFree(const DeviceBlockInfo& info) {
+  const std::lock_guard lock(mutex_);
+  const DeviceTierStats stats = tier_->Stats();
+  // With less free than that, the tier would evict rather than move blocks.
+  if (stats.free_bytes < info.bytes + stats.budget_bytes / 16) {
+    return ResourceExhausted("pinned memory is full");
+  }
+  INFERSCALE_ASSIGN_OR_RETURN(DeviceTier::Pin place, tier_->ReserveHidden(info));
+  return Pin(this, std::move(place));
+}
+
+void PinnedTier::Publish(const Pin& pin) {
+  const std::lock_guard lock(mutex_);
   tier_->Publish(pin.pin_);
   static_cast<void>(tier_->TakeEvicted());  // nobody has to be told
-  return pin;
 }
 
 void PinnedTier::Erase(const KvKey& key) {

@@ -32,8 +32,8 @@ class PinnedTier {
     Pin& operator=(Pin&& other) noexcept;
     ~Pin() { Reset(); }
     explicit operator bool() const { return static_cast<bool>(pin_); }
-    std::span<const std::uint8_t> payload() const;
-    std::int32_t tokens() const { return pin_.info().tokens; }
+    std::span<std::uint8_t> payload() const;
+    const DeviceBlockInfo& info() const { return pin_.info(); }
 
    private:
     friend class PinnedTier;
@@ -52,6 +52,9 @@ class PinnedTier {
   /// A copy of `payload`, of info.bytes bytes. kResourceExhausted when it does not fit beside what
   /// is read.
   Result<Pin> Insert(const DeviceBlockInfo& info, std::span<const std::uint8_t> payload);
+  /// A place to fill, if one is free without evicting anything; found from Publish on.
+  Result<Pin> ReserveFree(const DeviceBlockInfo& info);
+  void Publish(const Pin& pin);
 
   void Erase(const KvKey& key);
   void EraseScope(std::uint64_t scope_tag);

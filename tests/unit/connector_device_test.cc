@@ -394,6 +394,8 @@ TEST_F(ConnectorDeviceTest, ColdFactsComeUpBeforeTheirRequestIsScheduled) {
       EXPECT_GE(scheduler_->promotions().counters().waits, 8);
       EXPECT_EQ(scheduler_->promotions().counters().given_up, 0);
       EXPECT_EQ(scheduler_->promotions().kept_bytes(), 0);
+      // As much as fits came to pinned memory when it was captured.
+      EXPECT_EQ(worker_->PinnedStats().hits > 0, pinned_bytes > 0);
       before_step_ = nullptr;
     }
   }

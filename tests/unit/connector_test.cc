@@ -424,6 +424,76 @@ TEST_P(ConnectorTest, AModelWhoseKeysAreNoRotationIsRefused) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ConnectorTest, ::testing::Values(1, 2));
 
+TEST(ConnectorScheduler, ARequestWaitsUntilEveryRankHasItsBlocksInTheArena) {
+  const TokenIds prompt = Numbers(25, 1);
+  const auto start = [&](std::int32_t ranks) {
+    ConnectorSchedulerOptions options;
+    options.secret.assign(kSecret.begin(), kSecret.end());
+    options.budget_bytes = 1 << 20;
+    options.token_bytes = 10;
+    options.ranks = ranks;
+    options.steady_ms = [] { return std::int64_t{0}; };
+    return *ConnectorScheduler::Create(std::move(options));
+  };
+  const auto scheduler = start(2);
+  const auto report = [&](std::int32_t rank, WorkerReport report) {
+    report.rank = rank;
+    EXPECT_TRUE(scheduler->TakeReport(SerializeWorkerReport(report)).ok());
+  };
+  const auto about = [](std::vector<KvKey> WorkerReport::*list) {
+    WorkerReport report;
+    report.*list = {KeyOf(1)};
+    return report;
+  };
+  for (const std::int32_t rank : {0, 1}) {
+    WorkerReport first;
+    first.held = {{KeyOf(1), 3, 1, Numbers(20, 1)}};  // of another scope, as a prefix is
+    first.arena_bytes = 1000;
+    first.rotation_measured = true;
+    report(rank, first);
+  }
+  scheduler->StartComplete();
+  TransferRequest transfer;
+  transfer.scope_tag = 7;
+  transfer.epoch = 1;
+  transfer.salt = "salt";
+  transfer.expires_ms = 10;
+  transfer.blocks = {{KeyOf(1), 0, 20, {}}};
+  const auto add = [&](const std::string& name) {
+    ASSERT_TRUE(scheduler->Add(name, SignTransferRequest(transfer, prompt, AsBytes(kSecret)),
+                               prompt, "salt", 5));
+  };
+  add("a");
+  EXPECT_EQ(scheduler->MatchedTokens("a", 0), std::nullopt);
+  const StepPlan plan = *ParseStepPlan(scheduler->TakePlan());
+  ASSERT_EQ(plan.promote.size(), 1u);
+  EXPECT_EQ(plan.promote[0].scope_tag, 3u);
+  EXPECT_EQ(plan.promote[0].tokens, 20);
+  report(0, about(&WorkerReport::resident));
+  EXPECT_EQ(scheduler->MatchedTokens("a", 0), std::nullopt);
+  EXPECT_TRUE(scheduler->TakePlan().empty());
+  report(1, about(&WorkerReport::resident));
+  EXPECT_EQ(scheduler->MatchedTokens("a", 0), 20);
+  scheduler->Allocated("a", 20, {1, 2});
+  EXPECT_EQ(ParseStepPlan(scheduler->TakePlan())->release.size(), 1u);
+  scheduler->Finished("a");
+  // One rank has lost it again, and cannot promote it.
+  report(1, about(&WorkerReport::evicted));
+  add("b");
+  EXPECT_EQ(scheduler->MatchedTokens("b", 0), std::nullopt);
+  report(1, about(&WorkerReport::unpromoted));
+  EXPECT_EQ(scheduler->MatchedTokens("b", 0), 20);
+  EXPECT_EQ(scheduler->promotions().counters().given_up, 1);
+  scheduler->Finished("b");
+  // What the local cache covers needs no promotion.
+  add("c");
+  EXPECT_EQ(scheduler->MatchedTokens("c", 20), 0);
+  EXPECT_EQ(scheduler->MatchedTokens("c", 0), std::nullopt);
+  scheduler->Finished("c");
+  EXPECT_EQ(scheduler->promotions().kept_bytes(), 0);
+  EXPECT_EQ(scheduler->directory().pins(), 0);
+}
+
 TEST(StepPlan, TruncatedOrChangedBytesAreRefusedAndNeverReadOutside) {
   StepPlan plan;
   plan.sequence = 3;
@@ -431,6 +501,8 @@ TEST(StepPlan, TruncatedOrChangedBytesAreRefusedAndNeverReadOutside) {
   plan.loads = {{"r", {1, 2}, {{KeyOf(1), 0, 5, 0}}}};
   plan.captures = {{"c", KeyOf(2), 9, 7, 1, {1, 2, 3}, {"saw"}, {4}, 0}};
   plan.probes = {{"p", {1}, 5}};
+  plan.promote = {{KeyOf(3), 7, 5}};
+  plan.release = {KeyOf(4)};
   const auto bytes = SerializeStepPlan(plan);
   const auto read = ParseStepPlan(bytes);
   ASSERT_TRUE(read.ok());

@@ -132,6 +132,17 @@ TEST(PinnedTierTest, EvictsTheLeastRecentlyUsedAndNothingThatIsRead) {
   EXPECT_TRUE(tier->Acquire(TestKey(1)));
   EXPECT_FALSE(tier->Acquire(TestKey(2)));
   EXPECT_GT(tier->Stats().evictions, 0);
+  // What is captured evicts nothing.
+  const std::int64_t evictions = tier->Stats().evictions;
+  EXPECT_EQ(tier->ReserveFree(info(20)).status().code(), StatusCode::kResourceExhausted);
+  for (std::uint64_t n = 8; n < 14; ++n) tier->Erase(TestKey(n));
+  {
+    const PinnedTier::Pin place = *tier->ReserveFree(info(20));
+    EXPECT_FALSE(tier->Acquire(TestKey(20)));
+    tier->Publish(place);
+  }
+  EXPECT_TRUE(tier->Acquire(TestKey(20)));
+  EXPECT_EQ(tier->Stats().evictions, evictions);
   tier->EraseScope(1);
   EXPECT_FALSE(tier->Acquire(TestKey(0)));
   EXPECT_EQ(std::vector<std::uint8_t>(read.payload().begin(), read.payload().end()), payload);

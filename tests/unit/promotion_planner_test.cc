@@ -129,6 +129,15 @@ TEST_F(PromotionPlannerTest, ProgressOfOthersKeepsNobodyWaitingForEver) {
   EXPECT_GT(waited, PromotionPlanner::kStallMs);
 }
 
+TEST_F(PromotionPlannerTest, WhoseBlocksAreThereHasNotGivenUpHoweverLateItIsScheduled) {
+  EXPECT_TRUE(Ask("a", {Block(1)}));
+  planner_.Changed(true);
+  now_ms_ += PromotionPlanner::kLongestWaitMs + 1;
+  EXPECT_FALSE(Ask("a", {Block(1, 100, true)}));
+  EXPECT_EQ(planner_.counters().given_up, 0);
+  EXPECT_EQ(planner_.kept_bytes(), 100);
+}
+
 TEST_F(PromotionPlannerTest, WhatARankCannotPromoteIsNotWaitedFor) {
   EXPECT_TRUE(Ask("a", {Block(1), Block(2)}));
   TakePlan();

@@ -144,6 +144,7 @@ def test_erased_while_it_waits_it_is_computed(engine, answers):
     prompt, blocks = memory(60)
     cold = engine.run(prompt, tokens=4)
     engine.run(prompt, "capture", blocks)
+    engine.worker.native.flush()
     for user in range(3):  # evict it
         engine.run(memory(user)[0], "inject", memory(user)[1])
     native = engine.scheduler.native
