@@ -290,18 +290,22 @@ NB_MODULE(_native, module) {
       .def("scheduled", [](ConnectorScheduler& self, const std::string& request,
                            std::int32_t computed, const std::vector<std::int32_t>& blocks,
                            bool replace) { self.Scheduled(request, computed, blocks, replace); })
+      .def("discard_plan", &ConnectorScheduler::DiscardPlan)
       .def("take_plan", [](ConnectorScheduler& self) { return ToPython(self.TakePlan()); })
       .def("take_report", [](ConnectorScheduler& self,
                              const nb::bytes& report) { Check(self.TakeReport(Bytes(report))); })
       .def("start_complete", &ConnectorScheduler::StartComplete)
       .def("finished", [](ConnectorScheduler& self,
                           const std::string& request) { return Outcome(self.Finished(request)); })
-      .def("erase",
-           [](ConnectorScheduler& self, const std::vector<nb::bytes>& keys) {
-             std::vector<KvKey> list;
-             for (const nb::bytes& key : keys) list.push_back(Key(key));
-             return self.Erase(list);
-           })
+      .def(
+          "erase",
+          [](ConnectorScheduler& self, const std::vector<nb::bytes>& keys, std::uint64_t scope,
+             std::uint64_t epoch) {
+            std::vector<KvKey> list;
+            for (const nb::bytes& key : keys) list.push_back(Key(key));
+            return self.Erase(list, scope, epoch);
+          },
+          nb::arg("keys"), nb::arg("scope") = 0, nb::arg("epoch") = 0)
       .def("erase_scope", &ConnectorScheduler::EraseScope)
       .def("clear", &ConnectorScheduler::Clear)
       .def("ready", [](const ConnectorScheduler& self,

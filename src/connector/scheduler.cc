@@ -310,7 +310,20 @@ void ConnectorScheduler::Drop(std::span<const KvKey> keys) {
   plan_.drop.insert(plan_.drop.end(), keys.begin(), keys.end());
 }
 
-std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys) {
+void ConnectorScheduler::DiscardPlan() {
+  for (const RequestLoad& load : plan_.loads) {
+    const auto active = requests_.find(load.request);
+    if (active != requests_.end()) active->second.promised = 0;
+  }
+  for (const CaptureItem& item : plan_.captures) directory_.Lost(item.key, item.serial);
+  plan_.loads.clear();
+  plan_.captures.clear();
+  plan_.probes.clear();
+}
+
+std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag,
+                                        std::uint64_t epoch) {
+  if (epoch > 0) directory_.Fence(scope_tag, epoch);
   for (const KvKey& key : keys) directory_.Erase(key);
   promotions_.Changed(false);
   // A plan's erasures come before its captures.

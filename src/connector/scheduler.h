@@ -79,8 +79,14 @@ class ConnectorScheduler {
   /// Finished, aborted, or preempted for good: its pins go.
   TransferOutcome Finished(const std::string& request);
 
-  /// Not served from now on. \return the plan after which the bytes are gone from every rank.
-  std::uint64_t Erase(std::span<const KvKey> keys);
+  /// This step's plan could not be handed over: its loads and captures are dropped, what was to be
+  /// removed goes into the next one.
+  void DiscardPlan();
+  /// Not served from now on, and captures of the scope that were asked for below `epoch` end
+  /// without a block, whenever their pass comes. \return the plan after which the bytes are gone
+  /// from every rank.
+  std::uint64_t Erase(std::span<const KvKey> keys, std::uint64_t scope_tag = 0,
+                      std::uint64_t epoch = 0);
   std::uint64_t EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
   /// Every block goes: another model, a reset, a sleep.
   void Clear();

@@ -6,11 +6,24 @@
 
 namespace inferscale {
 
+namespace {
+
+bool Below(const std::unordered_map<std::uint64_t, std::uint64_t>& fences,
+           const DirectoryBlock& block) {
+  const auto fence = fences.find(block.scope_tag);
+  return fence != fences.end() && block.epoch < fence->second;
+}
+
+}  // namespace
+
 Result<BlockDirectory::Reservation> BlockDirectory::Reserve(DirectoryBlock block) {
-  const auto fence = fences_.find(block.scope_tag);
-  if (fence != fences_.end() && block.epoch < fence->second) {
+  if (Below(fences_, block)) {
     return FailedPrecondition("the block's scope has been erased since it was asked for");
   }
+  return Place(std::move(block));
+}
+
+Result<BlockDirectory::Reservation> BlockDirectory::Place(DirectoryBlock block) {
   if (entries_.contains(block.key)) return AlreadyExists("the block is stored or under way");
 
   Reservation reservation;
@@ -55,9 +68,9 @@ bool BlockDirectory::Restored(DirectoryBlock block) {
     Stored(block.key, entry->second.serial);
     return true;
   }
-  if (bytes_ + block.bytes > budget_bytes_) return false;
+  if (Below(erased_, block) || bytes_ + block.bytes > budget_bytes_) return false;
   const KvKey key = block.key;
-  const auto place = Reserve(std::move(block));
+  const auto place = Place(std::move(block));
   if (!place.ok()) return false;
   Stored(key, place->serial);
   return true;
@@ -137,8 +150,14 @@ bool BlockDirectory::Erase(const KvKey& key) {
   return true;
 }
 
-std::vector<KvKey> BlockDirectory::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
+void BlockDirectory::Fence(std::uint64_t scope_tag, std::uint64_t epoch) {
   std::uint64_t& fence = fences_[scope_tag];
+  fence = std::max(fence, epoch);
+}
+
+std::vector<KvKey> BlockDirectory::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
+  Fence(scope_tag, epoch);
+  std::uint64_t& fence = erased_[scope_tag];
   fence = std::max(fence, epoch);
   std::vector<KvKey> keys;
   for (const auto& [key, entry] : entries_) {

@@ -5,8 +5,8 @@
 /// BlockDirectory: which KV blocks exist on the ranks of an engine, without their bytes. It alone
 /// decides what is stored and what is evicted; ranks obey and report. Guarantees: a block is ready
 /// only when every rank has reported it; a pinned block is never evicted; a fenced scope takes no
-/// block of an earlier epoch; bytes of all entries are within the budget, pinned ones apart. Does
-/// no I/O. Not thread-safe.
+/// new block of an earlier epoch; bytes of all entries are within the budget, pinned ones apart.
+/// Does no I/O. Not thread-safe.
 
 #include <cstdint>
 #include <list>
@@ -72,6 +72,9 @@ class BlockDirectory {
 
   /// Removes a block at once, pinned or not. \return whether it was here.
   bool Erase(const KvKey& key);
+  /// Refuses new blocks of a scope below `epoch`, as those of a request that was under way when one
+  /// of its blocks was erased; keeps what is here.
+  void Fence(std::uint64_t scope_tag, std::uint64_t epoch);
   /// Removes a scope's blocks and refuses later ones below `epoch`. \return the removed keys.
   std::vector<KvKey> EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
   /// Forgets every block. Fences stay.
@@ -92,13 +95,15 @@ class BlockDirectory {
   };
   using Entries = std::unordered_map<KvKey, Entry>;
 
+  Result<Reservation> Place(DirectoryBlock block);
   void Remove(Entries::iterator place);
 
   const std::int64_t budget_bytes_;
   const std::int32_t ranks_;
   Entries entries_;
-  std::list<KvKey> recency_;  ///< most recently used first
-  std::unordered_map<std::uint64_t, std::uint64_t> fences_;
+  std::list<KvKey> recency_;                                 ///< most recently used first
+  std::unordered_map<std::uint64_t, std::uint64_t> fences_;  ///< scope -> epoch for new blocks
+  std::unordered_map<std::uint64_t, std::uint64_t> erased_;  ///< the same for any
   std::uint64_t last_serial_ = 0;
   std::int64_t bytes_ = 0;
   std::int64_t pins_ = 0;

@@ -288,6 +288,61 @@ TEST_P(ConnectorTest, AnErasedScopeIsGoneFromEveryRankAndStaysFenced) {
   EXPECT_EQ(Run("new", TransferOperation::kCapture, prompt, all, 0, 1 << 20, 2).captured_blocks, 1);
 }
 
+TEST_P(ConnectorTest, ACaptureUnderWayWhenItsKeyIsErasedStoresNothing) {
+  Probe();
+  const TokenIds prompt = Numbers(60, 1);
+  const std::vector<TransferBlock> all = {{KeyOf(1), 0, 30, {}}};
+  const CarriedTransfer asked = Sign(TransferOperation::kCapture, prompt, all, 1);
+  ASSERT_TRUE(scheduler_->Add("waiting", asked, prompt, "salt", 5));
+  scheduler_->Allocated("waiting", 0, Table(60));
+  const TokenIds other = Numbers(40, 200);
+  Run("kept", TransferOperation::kCapture, other, {{KeyOf(2), 0, 20, {}}});
+  scheduler_->Erase(std::vector{KeyOf(1)}, 7, 2);
+  scheduler_->Scheduled("waiting", 60, {}, false);
+  EXPECT_FALSE(scheduler_->directory().Contains(KeyOf(1)));
+  EXPECT_EQ(scheduler_->Finished("waiting").fallbacks.at("erased"), 1);
+  // Nor when the same signed request comes again, while what is asked for anew is stored.
+  EXPECT_EQ(Run("again", TransferOperation::kCapture, prompt, all).fallbacks.at("erased"), 1);
+  EXPECT_EQ(Run("new", TransferOperation::kCapture, prompt, all, 0, 1 << 20, 2).captured_blocks, 1);
+  EXPECT_TRUE(scheduler_->Ready(KeyOf(2)));  // other facts of the owner stay
+}
+
+TEST_P(ConnectorTest, WhatAnEarlierStartStoredStaysBesideAFence) {
+  Probe();
+  const TokenIds prompt = Numbers(60, 1);
+  Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}, {KeyOf(2), 30, 50, {}}});
+  Start(GetParam(), std::int64_t{1} << 24);
+  scheduler_->Erase(std::vector{KeyOf(1)}, 7, 2);  // before the ranks have said what they hold
+  TakeReports();
+  EXPECT_TRUE(scheduler_->Ready(KeyOf(2)));
+}
+
+TEST_P(ConnectorTest, ADiscardedPlanLoadsAndStoresNothingLater) {
+  Probe();
+  const TokenIds prompt = Numbers(60, 1);
+  Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
+  const CarriedTransfer inject = Sign(TransferOperation::kInject, prompt, {{KeyOf(1), 0, 30, {}}});
+  ASSERT_TRUE(scheduler_->Add("load", inject, prompt, "salt", 5));
+  ASSERT_EQ(scheduler_->MatchedTokens("load", 0), 30);
+  scheduler_->Allocated("load", 30, Table(60));
+  const CarriedTransfer capture =
+      Sign(TransferOperation::kCapture, prompt, {{KeyOf(2), 30, 50, {}}});
+  ASSERT_TRUE(scheduler_->Add("store", capture, prompt, "salt", 5));
+  scheduler_->Allocated("store", 0, Table(60));
+  scheduler_->Scheduled("store", 60, {}, false);
+  const std::uint64_t erased = scheduler_->Erase(std::vector{KeyOf(3)});
+  scheduler_->DiscardPlan();
+  EXPECT_FALSE(scheduler_->directory().Contains(KeyOf(2)));
+  const auto plan = ParseStepPlan(scheduler_->TakePlan());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_TRUE(plan->loads.empty() && plan->captures.empty() && plan->probes.empty());
+  EXPECT_EQ(plan->sequence, erased);
+  EXPECT_EQ(plan->drop, std::vector{KeyOf(3)});  // an erasure is not forgotten
+  EXPECT_EQ(scheduler_->Finished("load").injected_tokens, 0);
+  EXPECT_EQ(scheduler_->Finished("store").captured_blocks, 0);
+  EXPECT_EQ(scheduler_->directory().pins(), 0);
+}
+
 TEST_P(ConnectorTest, EvictsUnderItsBudgetAndRefusesWhatDoesNotFit) {
   const std::int64_t token = 2 * kLayers * kHeads * kDim * 4 / GetParam();
   Start(GetParam(), 50 * token);

@@ -224,6 +224,30 @@ def test_no_exception_leaves_a_hook(engine, monkeypatch, side, hook):
     assert_same((tokens, logprobs), cold)
 
 
+def test_what_a_broken_plan_was_to_load_is_loaded_in_no_later_step(engine, monkeypatch):
+    prompt = ids(50, 147)
+    blocks = [(key_of("discarded"), 0, 40)]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    connector = next(c for c in engine.connectors if c.scheduler is not None)
+    plan, broken = connector.scheduler.plan, []
+
+    def fail_once(output):
+        if broken:
+            return plan(output)
+        broken.append(output)
+        raise RuntimeError("on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connector.scheduler, "plan", fail_once)
+        tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=3)
+    assert connector.failures == 1
+    connector.failures = 0
+    assert said.get("injected_tokens", 0) == 0
+    engine.assert_recovered((tokens, logprobs), cold)
+    assert pins(engine) == 0
+
+
 def test_a_load_that_breaks_halfway_is_recomputed(engine, monkeypatch):
     prompt = ids(50, 145)
     blocks = [(key_of("halfway"), 0, 40)]

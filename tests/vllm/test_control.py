@@ -100,6 +100,7 @@ def test_whoever_lacks_the_secret_gets_nothing(engine):
 def test_bad_requests_are_answered_in_words(client):
     for operation, fields, words in (
             ("nothing", {}, "operation"), ("presence", {}, "keys"), ("erase", {"keys": ["zz"]}, "keys"),
+            ("erase", {"keys": [], "scope": "7"}, "scope"), ("erase", {"keys": [], "epoch": 1}, "scope"),
             ("presence", {"keys": "00"}, "keys"), ("erase_scope", {"scope": "7", "epoch": 1}, "scope"),
             ("erase_scope", {"scope": "0" * 16, "epoch": -1}, "epoch"),
             ("erase_scope", {"scope": "0" * 16, "epoch": True}, "epoch"),
@@ -124,3 +125,15 @@ def test_a_second_engine_does_not_take_a_socket_that_is_served(engine, tmp_path)
         raw.bind(str(stale))
     remove_stale(stale)
     assert not stale.exists()
+
+
+def test_a_capture_asked_for_before_its_erasure_stores_nothing(engine, client):
+    """Last: it fences the scope that all tests share."""
+    prompt = ids(60, 320)
+    blocks = [(key_of("late"), 0, 50)]
+    asked = engine.transfer("capture", prompt, blocks, "late", epoch=3)
+    client.call("erase", keys=[blocks[0][0].hex()], scope="0000000000000007", epoch=4)
+    said = engine.run(prompt, transfer=asked, salt="late")[3]
+    assert said["captured_blocks"] == 0 and said["fallback"] == {"erased": 1}
+    assert client.call("presence", keys=[blocks[0][0].hex()])["ready"] == [False]
+    assert engine.run(prompt, "capture", blocks, epoch=4)[3]["captured_blocks"] == 1

@@ -204,7 +204,14 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             return StepMetadata(self.scheduler.plan(scheduler_output), promised, unplanned)
         except Exception:
             self.count_failure("build_connector_meta")
+            self.discard_plan()
             return StepMetadata(b"", [], promised + unplanned)
+
+    @guarded(lambda: None)
+    def discard_plan(self) -> None:
+        """What this step was to load must not be written in a later one, to blocks of others."""
+        if self.scheduler.native is not None:
+            self.scheduler.native.discard_plan()
 
     @guarded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:

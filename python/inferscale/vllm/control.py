@@ -8,7 +8,8 @@ Every operation can be repeated without harm, so that a replay within its time d
   hello         {} -> {schema, version, fingerprint, codec, layers, kv_heads, head_dim, ranks,
                 rotation_known, refusal}
   presence      {keys} -> {ready: [bool]}
-  erase         {keys} -> {plan, acknowledged}
+  erase         {keys, scope, epoch} -> {plan, acknowledged}; with a scope, captures of it that were
+                asked for below the epoch end without a block, also those still to come
   erase_scope   {scope, epoch} -> {plan, acknowledged}
   report        {mac: of a transfer request} -> {found, injected_tokens, captured_blocks, fallback}
   stats         {} -> counters
@@ -157,15 +158,11 @@ class ControlServer:
             keys = read_keys(request)
             return {"ready": [self._native.ready(key) for key in keys], **self._progress()}
         if operation == "erase":
-            plan = self._native.erase(read_keys(request))
+            fence = read_fence(request) if "scope" in request or "epoch" in request else (0, 0)
+            plan = self._native.erase(read_keys(request), *fence)
             return {"plan": plan, **self._progress()}
         if operation == "erase_scope":
-            scope, epoch = request.get("scope"), request.get("epoch")
-            if not isinstance(scope, str) or not HEX_SCOPE.fullmatch(scope):
-                raise ControlError("scope must be 16 hexadecimal digits")
-            if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 64:
-                raise ControlError("epoch must be an integer from 0")
-            plan = self._native.erase_scope(int(scope, 16), epoch)
+            plan = self._native.erase_scope(*read_fence(request))
             return {"plan": plan, **self._progress()}
         if operation == "report":
             mac = request.get("mac")
@@ -186,6 +183,15 @@ def read_keys(request: dict[str, Any]) -> list[bytes]:
             isinstance(key, str) and HEX_KEY.fullmatch(key) for key in keys):
         raise ControlError("keys must be a list of 32 hexadecimal digits each")
     return [bytes.fromhex(key) for key in keys]
+
+
+def read_fence(request: dict[str, Any]) -> tuple[int, int]:
+    scope, epoch = request.get("scope"), request.get("epoch")
+    if not isinstance(scope, str) or not HEX_SCOPE.fullmatch(scope):
+        raise ControlError("scope must be 16 hexadecimal digits")
+    if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 64:
+        raise ControlError("epoch must be an integer from 0")
+    return int(scope, 16), epoch
 
 
 def remove_stale(path: pathlib.Path) -> None:
