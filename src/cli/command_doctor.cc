@@ -206,7 +206,7 @@ struct EncodeCost {
   std::int64_t bytes_a_fact = 0;
 };
 
-/// A chat that has to use the stored facts, and their erasure.
+/// A chat that has to use the stored facts.
 Status CheckWholeWay(MemoryService& service, const Scope& scope, std::string* detail) {
   ChatRequest request;
   request.scope = scope;
@@ -225,25 +225,16 @@ Status CheckWholeWay(MemoryService& service, const Scope& scope, std::string* de
   *detail += "; a chat injected " + std::to_string(generation.injected_tokens) + " of " +
              std::to_string(generation.prompt_tokens) + " tokens, first token after " +
              Milliseconds(generation.ttft_ms);
-  INFERSCALE_RETURN_IF_ERROR(service.ForgetAll(scope).status());
-  INFERSCALE_RETURN_IF_ERROR(service.WaitIdle());
-  *detail += "; all of it was erased again";
   return OkStatus();
 }
 
-/// Encodes a handful of facts in a folder of its own.
-EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
-                         std::shared_ptr<Embedder> embedder,
-                         const std::shared_ptr<Engine>& engine) {
+EncodeCost EncodeFacts(const Config& config, MemoryService& service, const Scope& scope,
+                       Engine& engine) {
   EncodeCost cost;
-  cost.check.name = "encoding";
   const auto failed = [&](const Status& status) {
     cost.check.detail = status.message();
     return cost;
   };
-  Result<std::unique_ptr<MemoryService>> service =
-      ServiceOver(config, folder, std::move(embedder), engine);
-  if (!service.ok()) return failed(service.status());
   std::vector<NewFact> facts;
   for (std::int64_t i = 0; i < kEncodedFacts; ++i) {
     NewFact item;
@@ -252,16 +243,14 @@ EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
         " of the trip Maya walked along the river and wrote a letter to her brother Tom.";
     facts.push_back(std::move(item));
   }
-  Scope scope;
-  scope.user = "doctor";
-  const KvStoreStats before = engine->StoreStats();  // vLLM's store is not in the folder
-  const Result<IngestOutcome> stored = (*service)->AddFacts(scope, {}, std::move(facts));
+  const KvStoreStats before = engine.StoreStats();  // vLLM's store is not in the folder
+  const Result<IngestOutcome> stored = service.AddFacts(scope, {}, std::move(facts));
   if (!stored.ok()) return failed(stored.status());
   const auto start = std::chrono::steady_clock::now();
-  const Status waited = (*service)->WaitIdle();
+  const Status waited = service.WaitIdle();
   if (!waited.ok()) return failed(waited);
   const double ms = MillisecondsSince(start) / kEncodedFacts;
-  const KvStoreStats stats = engine->StoreStats();
+  const KvStoreStats stats = engine.StoreStats();
   const std::int64_t blocks = stats.file_blocks - before.file_blocks;
   if (blocks < kEncodedFacts) {
     cost.check.detail = "only " + std::to_string(blocks) + " of " + std::to_string(kEncodedFacts) +
@@ -272,13 +261,38 @@ EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
   cost.check.ok = true;
   cost.check.detail = Milliseconds(ms) + " and " + FormatByteCount(cost.bytes_a_fact) +
                       " a fact (" + config.recipe + ", " +
-                      std::string(KvCodecName((*service)->options().codec)) + ", " +
+                      std::string(KvCodecName(service.options().codec)) + ", " +
                       std::to_string(kEncodedFacts) + " facts of a sentence)";
   if (UsesVllm(config)) {
-    const Status whole_way = CheckWholeWay(**service, scope, &cost.check.detail);
+    const Status whole_way = CheckWholeWay(service, scope, &cost.check.detail);
     cost.check.ok = whole_way.ok();
     if (!whole_way.ok()) cost.check.detail += "; " + whole_way.message();
   }
+  return cost;
+}
+
+/// Encodes a handful of facts in a folder of its own.
+EncodeCost CheckEncoding(const Config& config, const fs::path& folder,
+                         std::shared_ptr<Embedder> embedder,
+                         const std::shared_ptr<Engine>& engine) {
+  EncodeCost cost;
+  Scope scope;
+  scope.user = "doctor";
+  Result<std::unique_ptr<MemoryService>> service =
+      ServiceOver(config, folder, std::move(embedder), engine);
+  if (service.ok()) {
+    cost = EncodeFacts(config, **service, scope, *engine);
+  } else {
+    cost.check.detail = service.status().message();
+  }
+  cost.check.name = "encoding";
+  if (!service.ok() || !UsesVllm(config)) return cost;
+  // The folder goes with all that is in it; vLLM's store does not, whatever became of the check.
+  Status erased = (*service)->ForgetAll(scope).status();
+  if (erased.ok()) erased = (*service)->WaitIdle();
+  cost.check.ok = cost.check.ok && erased.ok();
+  cost.check.detail += erased.ok() ? "; all of it was erased again"
+                                   : "; its facts could not be erased again: " + erased.message();
   return cost;
 }
 

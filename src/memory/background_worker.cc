@@ -10,7 +10,8 @@ namespace inferscale {
 namespace {
 
 constexpr std::chrono::milliseconds kFirstPause{250};
-constexpr std::chrono::milliseconds kLongestPause{30'000};
+/// Whoever has come back finds its work within this time.
+constexpr std::chrono::milliseconds kLongestPause{5'000};
 
 }  // namespace
 
@@ -80,12 +81,15 @@ void BackgroundWorker::RunSlices() {
     const Result<bool> more = slice_();
     lock.lock();
     if (!more.ok()) {
+      const bool said = pause == kLongestPause && last_error_.message() == more.status().message();
       pause = pause.count() == 0 ? kFirstPause : std::min(pause * 2, kLongestPause);
       work_ = true;
       ++failures_;
       last_error_ = more.status();
-      spdlog::warn("background work failed and will be tried again in {} ms: {}", pause.count(),
-                   more.status().ToString());
+      if (!said) {
+        spdlog::warn("background work failed and will be tried again in {} ms: {}", pause.count(),
+                     more.status().ToString());
+      }
     } else {
       failures_ = 0;
       pause = std::chrono::milliseconds{0};

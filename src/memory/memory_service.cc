@@ -46,6 +46,7 @@ MemoryService::~MemoryService() {
   }
   for (const auto& chat : chats) chat->Cancel();
   for (const auto& chat : chats) chat->Wait();
+  impl_->stopping = true;
   impl_->worker.reset();
 }
 
@@ -124,6 +125,7 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
 Status MemoryService::Impl::TryApply(const std::vector<Erasure>& erasures) {
   Status status;
   for (const Erasure& erasure : erasures) {
+    if (stopping) return Cancelled("the service is stopping");
     const Status applied = Apply(erasure);
     if (status.ok()) status = applied;
   }

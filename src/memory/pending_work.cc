@@ -3,6 +3,7 @@
 // makes serving fast.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -33,6 +34,7 @@ struct Parts {
   Catalog& catalog;
   Engine& engine;
   FactEncoder& encoder;
+  const std::atomic<bool>& stopping;
 };
 
 /// Encodes one slice of the queue and waits for it. \return whether anything was done.
@@ -115,10 +117,13 @@ Result<bool> EncodeSlice(Parts parts) {
       done.insert(done.end(), latch->done.begin(), latch->done.end());
       latch->done.clear();
     }
-    if (done.empty()) continue;
-    INFERSCALE_RETURN_IF_ERROR(parts.catalog.MarkKvReady(done));
-    any_done = true;
-    done.clear();
+    if (!done.empty()) {
+      INFERSCALE_RETURN_IF_ERROR(parts.catalog.MarkKvReady(done));
+      any_done = true;
+      done.clear();
+    }
+    // What is still under way ends with the engine, and is found done or undone at the next start.
+    if (parts.stopping) return false;
   }
   if (!latch->error.ok()) {
     spdlog::warn("encoding: {}", latch->error.ToString());
@@ -162,7 +167,7 @@ Result<bool> MemoryService::RunPending() {
       return true;
     }
     if (impl_->encoder == nullptr || !impl_->engine->capabilities().kv_injection) return false;
-    return EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder});
+    return EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder, impl_->stopping});
   };
   // A file that cannot be removed holds up nobody's adds; it is tried again after them.
   Result<bool> more = add();

@@ -33,6 +33,7 @@ struct MemoryService::Impl {
       1};  // raised when exact prefixes are erased: fences those under way
   std::mutex chats_mutex;
   std::set<std::shared_ptr<Generation>> chats;  // in flight: ended before anything they use goes
+  std::atomic<bool> stopping{false};            // background work ends where it can
   std::unique_ptr<BackgroundWorker> worker;     // declared last: stops before its parts go
 
   TimeMs Now() const { return options.clock ? options.clock() : NowMs(); }
