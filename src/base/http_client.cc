@@ -70,7 +70,9 @@ Status Failure(const Url& url, const HttpPost& post, std::string_view step, erro
   }
   std::string message = std::string(step) + " " + where + " failed: " + error.message();
   if (step == "TLS with") {
-    message += "; check the server's certificate (SSL_CERT_FILE names a file of trusted ones)";
+    message +=
+        "; check the server's certificate, and that whoever signed it is trusted (see "
+        "SSL_CERT_FILE; of a vLLM server --vllm-ca-file)";
   } else {
     message += "; check that the server runs and that the URL is right";
   }
@@ -226,6 +228,13 @@ Result<HttpPostResult> CallOrThrow(const Call& call) {
   asio::ssl::context tls(asio::ssl::context::tls_client);
   tls.set_options(asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1);
   tls.set_default_verify_paths();
+  if (!post.ca_file.empty()) {
+    tls.load_verify_file(post.ca_file, error);
+    if (error) {
+      return InvalidArgument("the certificates in " + post.ca_file + " cannot be read: " +
+                             error.message() + "; name a PEM file of those that sign the server's");
+    }
+  }
   tls.set_verify_mode(asio::ssl::verify_peer);
   tls.set_verify_callback(asio::ssl::host_name_verification(url.host));
   beast::ssl_stream<beast::tcp_stream> stream(context, tls);

@@ -38,6 +38,7 @@ struct HttpPost {
   std::chrono::milliseconds timeout{30'000};  ///< for the whole exchange
   std::size_t max_response_bytes = std::size_t{64} << 20;
   std::vector<std::pair<std::string, std::string>> headers = {};  ///< further ones
+  std::string ca_file = {};  ///< PEM, of certificates trusted beside the system's; empty: none
 };
 
 struct HttpPostResult {
@@ -49,7 +50,8 @@ struct HttpPostResult {
 /// Posts JSON and waits for the answer, whatever its HTTP status; redirects are not followed. Opens
 /// a connection of its own: thread-safe. kUnavailable: no connection, certificate refused, timeout,
 /// cut short. kResourceExhausted: a longer body than allowed. kInvalidArgument: a token that no
-/// header can carry. Resolving a name may outlast the timeout by what the system's resolver takes.
+/// header can carry, a `ca_file` that cannot be read. Resolving a name may outlast the timeout by
+/// what the system's resolver takes.
 Result<HttpPostResult> PostJson(const HttpPost& post);
 
 /// The same by GET, without a body.

@@ -78,8 +78,9 @@ std::string Get(const Config& config) {
   }
 }
 
+template <auto member>
 Status SetOptionalPath(Config& config, const std::string& text) {
-  config.vllm_secret_file = ExpandHome(text);
+  config.*member = ExpandHome(text);
   return OkStatus();
 }
 
@@ -169,7 +170,10 @@ constexpr ConfigOption kOptions[] = {
      false, SetText<&Config::vllm_control>, Get<&Config::vllm_control>},
     {"vllm-secret-file", "", "a file, or empty",
      "The secret shared with the connectors: at least 16 bytes, readable by its owner alone.",
-     false, SetOptionalPath, Get<&Config::vllm_secret_file>},
+     false, SetOptionalPath<&Config::vllm_secret_file>, Get<&Config::vllm_secret_file>},
+    {"vllm-ca-file", "", "a PEM file, or empty",
+     "Certificates that may sign those of https servers, beside the ones that the system trusts.",
+     false, SetOptionalPath<&Config::vllm_ca_file>, Get<&Config::vllm_ca_file>},
     {"vllm-key", "", "a key", "API key of the vLLM servers.", true, SetText<&Config::vllm_key>,
      Get<&Config::vllm_key>},
     {"embedder", "models:all-MiniLM-L6-v2-f16.gguf", "a GGUF file, or an http(s) URL",

@@ -24,7 +24,7 @@ struct Config {
   std::string engine;                  ///< "llama", "vllm"
   std::filesystem::path model;         ///< GGUF file, of "llama"
   std::string vllm_url, vllm_control;  ///< separated by commas
-  std::filesystem::path vllm_secret_file;
+  std::filesystem::path vllm_secret_file, vllm_ca_file;
   std::string vllm_key;
   std::string embedder;  ///< GGUF file or http(s) URL
   std::string embedder_model, embedder_key;

@@ -72,6 +72,7 @@ Result<std::shared_ptr<Engine>> OpenVllm(const Config& config) {
   options.urls = SplitList(config.vllm_url);
   if (!config.vllm_control.empty()) options.control_paths = SplitList(config.vllm_control);
   options.api_key = config.vllm_key;
+  options.ca_file = config.vllm_ca_file.string();
   if (!config.vllm_secret_file.empty()) {
     INFERSCALE_ASSIGN_OR_RETURN(options.secret, ReadSharedSecret(config.vllm_secret_file));
   }

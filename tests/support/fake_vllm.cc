@@ -131,6 +131,7 @@ json FakeConnector::Answer(const json& request) {
     answer["ready"] = list;
   } else if (operation == "erase") {
     for (const json& key : request["keys"]) ready.erase(key.get<std::string>());
+    fences[request["scope"]] = request["epoch"];
     answer["plan"] = ++plan;
   } else if (operation == "erase_scope") {
     fences[request["scope"]] = request["epoch"];

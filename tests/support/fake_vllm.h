@@ -45,7 +45,7 @@ class FakeConnector {
   bool rotation_known = false;
   std::string refusal, fingerprint = std::string(64, 'a'), codec = "f16";
   std::int64_t plan = 0, acknowledged = 0;
-  std::map<std::string, std::int64_t> fences;  ///< scope -> epoch of erase_scope
+  std::map<std::string, std::int64_t> fences;  ///< scope -> epoch of the last erasure
   std::map<std::string, nlohmann::json> reports;
   std::string broken;  ///< an answer given as it is to every request
   std::string capture_fallback;

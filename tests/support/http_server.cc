@@ -44,7 +44,7 @@ struct HttpServer::Impl {
     ++requests;
     const HttpReply reply =
         handler({std::string(request.target()), std::string(request[http::field::authorization]),
-                 request.body()});
+                 request.body(), std::string(request["X-data-parallel-rank"])});
     {
       std::unique_lock lock(mutex);
       wake.wait_for(lock, reply.delay, [&] { return stopping; });

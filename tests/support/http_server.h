@@ -14,6 +14,7 @@ struct HttpExchange {
   std::string target;
   std::string authorization;
   std::string body;
+  std::string rank = "";  ///< of X-data-parallel-rank
 };
 
 struct HttpReply {

@@ -181,6 +181,25 @@ TEST(PostJson, TrustsOnlyCertificatesItKnows) {
   EXPECT_EQ(mismatch.code(), StatusCode::kUnavailable);
 }
 
+TEST(PostJson, TrustsAFileOfCertificatesThatItIsGiven) {
+  const testing::TestCertificate made = testing::MakeTestCertificate();
+  HttpServer server([](const auto&) { return HttpReply{.body = "hello"}; }, made.certificate_pem,
+                    made.key_pem);
+  const std::filesystem::path file = std::filesystem::path(::testing::TempDir()) / "own_ca.pem";
+  std::ofstream(file) << made.certificate_pem;
+  HttpPost post = PostTo(server.Url("/"));
+  post.ca_file = file.string();
+  const Result<HttpPostResult> response = PostJson(post);
+  ASSERT_TRUE(response.ok()) << response.status().ToString();
+  EXPECT_EQ(response->body, "hello");
+  for (const char* const broken : {"/nowhere/ca.pem", "/dev/null"}) {
+    post.ca_file = broken;
+    const Status status = PostJson(post).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(broken), std::string::npos);
+  }
+}
+
 TEST(ExcerptForMessage, IsOneLineOfWholeCharacters) {
   EXPECT_EQ(ExcerptForMessage("a\nb\x01"), "a b ");
   EXPECT_EQ(ExcerptForMessage("中文中文", 7), "中文…");

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -140,7 +139,6 @@ TEST_F(VllmEngineTest, EncodesAndInjects) {
   ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
   EXPECT_EQ(engine_->Presence(std::vector{Key(1)})[0], KvTier::kHost);
   EXPECT_EQ(engine_->StoreStats().file_blocks, 1);
-
   std::vector<std::string> texts;
   const GenerationReport report = GenerateBlocking(
       *engine_, WithFact(1), {}, [&](const TokenEvent& event) { texts.push_back(event.text); });
@@ -259,6 +257,7 @@ TEST_F(VllmEngineTest, ErasureReachesAnIdleEnginesRanks) {
   ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
   ASSERT_TRUE(engine_->Erase(std::vector{Key(1)}, 7, 2).ok());
   EXPECT_FALSE(connectors_[0]->Holds(Key(1)));
+  EXPECT_EQ(connectors_[0]->With([](FakeConnector& c) { return c.fences["0000000000000007"]; }), 2);
   EXPECT_TRUE(connectors_[0]->With([](FakeConnector& c) { return c.acknowledged == c.plan; }));
   // What was asked for before the erasure ends without a block, what comes after it does not.
   EXPECT_EQ(Encode(Fact(2, 7, 1)).status.code(), StatusCode::kFailedPrecondition);
@@ -268,17 +267,6 @@ TEST_F(VllmEngineTest, ErasureReachesAnIdleEnginesRanks) {
   // Prefixes' epochs begin anew with each gateway.
   ASSERT_TRUE(engine_->EraseScope(kPrefixScopeTag, 9).ok());
   EXPECT_EQ(connectors_[0]->With([](FakeConnector& c) { return c.fences["0000000000000000"]; }), 0);
-}
-
-TEST_F(VllmEngineTest, AnErasureIsNotDoneWhileARankIsUnknown) {
-  AddServer();
-  Open();
-  ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
-  std::ofstream(connectors_[0]->path.string() + "-1").put('\n');
-  const Status erased = engine_->Erase(std::vector{Key(1)}, 7, 2);
-  EXPECT_EQ(erased.code(), StatusCode::kUnavailable);
-  EXPECT_THAT(erased.message(), HasSubstr("start the gateway anew"));
-  EXPECT_FALSE(connectors_[0]->Holds(Key(1)));  // what can be erased is
 }
 
 TEST_F(VllmEngineTest, AnErasureWaitsForTheEncodingUnderWay) {
@@ -352,7 +340,6 @@ TEST_F(VllmEngineTest, AServerThatIsAwayFailsOverToAnother) {
   AddServer();
   AddServer();
   Open();
-  // Both owners' servers differ for some scope: try scopes until the first server is theirs.
   for (std::uint64_t scope = 1; scope < 20; ++scope) {
     ASSERT_TRUE(Encode(Fact(static_cast<int>(scope), scope, 1)).status.ok());
   }
@@ -366,6 +353,20 @@ TEST_F(VllmEngineTest, AServerThatIsAwayFailsOverToAnother) {
     EXPECT_EQ(report.text, "fine");
     EXPECT_EQ(report.injected_tokens > 0, connectors_[1]->Holds(Key(static_cast<int>(scope))));
   }
+}
+
+TEST_F(VllmEngineTest, EveryServerIsGivenTheExactPrefix) {
+  AddServer();
+  AddServer();
+  Open();
+  for (std::uint8_t scope = 1; scope < 8; ++scope) {
+    ASSERT_TRUE(Encode(Fact(scope, scope, 1)).status.ok());
+    Composition composition = WithFact(scope, scope);
+    composition.ids.insert(composition.ids.begin(), {'S', '\n'});
+    composition.blocks = {{Key(99), 0, 2, true}, {Key(scope), 2, 9, false}};
+    EXPECT_EQ(Generate(composition).injected_tokens, 9) << scope;
+  }
+  EXPECT_TRUE(connectors_[0]->Holds(Key(99)) && connectors_[1]->Holds(Key(99)));
 }
 
 TEST_F(VllmEngineTest, WhatAServerHeldStillCountsWhileItIsTheOnlyOneAndAway) {

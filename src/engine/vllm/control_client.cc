@@ -60,15 +60,17 @@ Status ControlClient::Connect() {
                      "; check that vLLM runs, under this user, with control_socket set to it");
 }
 
-Result<std::string> ControlClient::Exchange(const std::string& line) {
-  const SteadyTime deadline = std::chrono::steady_clock::now() + timeout_;
-  const Status late = Unavailable("vLLM's control socket " + path_ + " did not answer within " +
-                                  std::to_string(timeout_.count()) + " ms; look at vLLM's log");
+Status ControlClient::Late() const {
+  return Unavailable("vLLM's control socket " + path_ + " did not answer within " +
+                     std::to_string(timeout_.count()) + " ms; look at vLLM's log");
+}
+
+Result<std::string> ControlClient::Exchange(const std::string& line, SteadyTime deadline) {
   const Status closed =
       Unavailable("vLLM closed its control socket " + path_ +
                   " without an answer; check that both sides have the same secret");
   for (std::size_t sent = 0; sent < line.size();) {
-    if (!WaitFor(socket_->get(), POLLOUT, deadline)) return late;
+    if (!WaitFor(socket_->get(), POLLOUT, deadline)) return Late();
     const ssize_t n =
         send(socket_->get(), line.data() + sent, line.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
@@ -78,7 +80,7 @@ Result<std::string> ControlClient::Exchange(const std::string& line) {
   std::string answer;
   std::vector<char> piece(std::size_t{64} << 10);
   while (answer.empty() || answer.back() != '\n') {
-    if (!WaitFor(socket_->get(), POLLIN, deadline)) return late;
+    if (!WaitFor(socket_->get(), POLLIN, deadline)) return Late();
     const ssize_t n = recv(socket_->get(), piece.data(), piece.size(), MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (n <= 0) return closed;
@@ -97,13 +99,15 @@ Result<json> ControlClient::Call(std::string_view operation, json fields) {
   const std::string mac = Mac(secret_, "inferscale control 1\n" + text);
   const std::string line = json{{"body", text}, {"mac", mac}}.dump() + "\n";
 
-  const std::scoped_lock lock(mutex_);
+  const SteadyTime deadline = std::chrono::steady_clock::now() + timeout_;
+  const std::unique_lock lock(mutex_, deadline);
+  if (!lock.owns_lock()) return Late();
   const bool was_open = socket_.has_value();
   if (!was_open) INFERSCALE_RETURN_IF_ERROR(Connect());
-  Result<std::string> answer = Exchange(line);
+  Result<std::string> answer = Exchange(line, deadline);
   if (!answer.ok() && was_open) {  // idle for too long, or another engine serves it by now
     INFERSCALE_RETURN_IF_ERROR(Connect());
-    answer = Exchange(line);
+    answer = Exchange(line, deadline);
   }
   const auto fail = [&](Status status) {
     socket_.reset();  // what may still come is no answer to the next call

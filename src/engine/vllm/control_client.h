@@ -19,7 +19,8 @@ namespace inferscale {
 
 /// The control socket of one engine core, as inferscale.vllm.control serves it: a line of signed
 /// JSON each way. Every operation can be repeated without harm, so a connection that has gone is
-/// opened anew once. Thread-safe: one call at a time.
+/// opened anew once. Thread-safe: one call at a time. A call takes `timeout` at most, waiting for
+/// others included.
 class ControlClient {
  public:
   ControlClient(std::string path, std::vector<std::uint8_t> secret,
@@ -37,12 +38,14 @@ class ControlClient {
 
  private:
   Status Connect();
-  Result<std::string> Exchange(const std::string& line);
+  Result<std::string> Exchange(const std::string& line,
+                               std::chrono::steady_clock::time_point deadline);
+  Status Late() const;
 
   const std::string path_;
   const std::vector<std::uint8_t> secret_;
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
+  std::timed_mutex mutex_;
   std::optional<Descriptor> socket_;
 };
 

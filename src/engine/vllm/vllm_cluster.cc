@@ -40,6 +40,20 @@ json OneToken(const std::string& model, json prompt, const std::string& salt) {
           {"cache_salt", salt}};
 }
 
+/// Calls `call` with each number below `count`, all at the same time.
+template <typename Call>
+void AtOnce(std::size_t count, const Call& call) {
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 1; i < count; ++i) {
+    try {
+      threads.emplace_back([&call, i] { call(i); });
+    } catch (const std::system_error&) {  // no thread to be had
+      call(i);
+    }
+  }
+  if (count > 0) call(0);
+}
+
 }  // namespace
 
 json KeyList(std::span<const KvKey> keys) {
@@ -67,27 +81,59 @@ Status VllmCluster::AddServers() {
     server.url = *url;
     server.url.target = WithoutVersion(url->target);
     server.api_key = options_.api_key;
+    server.ca_file = options_.ca_file;
     server.secret = options_.secret;
     server.timeout = options_.timeout;
     server.quick_timeout = options_.quick_timeout;
     const bool kv = !options_.secret.empty() && !options_.force_text;
-    const std::string path = options_.control_paths.empty() ? "" : options_.control_paths[i];
-    if (kv) server.control_path = path;
-    // A server with data-parallel ranks has a socket for each.
-    std::error_code ignored;
-    const auto socket = [&](std::int32_t rank) { return path + "-" + std::to_string(rank); };
-    const bool ranked = kv && !path.empty() && std::filesystem::exists(socket(1), ignored);
-    if (ranked) server.rank = 0;
+    if (kv && !options_.control_paths.empty()) server.control_path = options_.control_paths[i];
+    // Also a server of one rank knows number 0; of one with more, not all sockets may be there yet.
+    if (!server.control_path.empty()) server.rank = 0;
     servers_.push_back(std::make_unique<VllmServer>(server));
-    std::int32_t rank = 1;
-    for (; ranked && rank < kMostRanks && std::filesystem::exists(socket(rank), ignored); ++rank) {
-      server.rank = rank;
-      server.control_path = socket(rank);
-      servers_.push_back(std::make_unique<VllmServer>(server));
-    }
-    if (kv && !path.empty()) absent_sockets_.push_back(socket(rank));
+    if (!server.control_path.empty()) sites_.push_back({std::move(server), 1, ""});
   }
   return OkStatus();
+}
+
+Status VllmCluster::FindRanks() {
+  const std::scoped_lock lock(sites_mutex_);
+  Status silent;
+  for (Site& site : sites_) {
+    for (; site.next_rank < kMostRanks; ++site.next_rank) {
+      VllmServerOptions options = site.options;
+      options.rank = site.next_rank;
+      options.control_path += "-" + std::to_string(site.next_rank);
+      const std::vector<std::string>& named = options_.control_paths;
+      std::error_code ignored;
+      if (!std::filesystem::exists(options.control_path, ignored) ||
+          std::find(named.begin(), named.end(), options.control_path) != named.end()) {
+        break;
+      }
+      auto server = std::make_unique<VllmServer>(options);
+      const Result<VllmHello> hello = server->Hello();
+      if (!hello.ok()) {
+        silent = Unavailable(
+            "a data-parallel rank of " + options.url.ToDisplayString() +
+            " does not answer, so that nothing is erased there: " + hello.status().message() +
+            "; if the server has fewer ranks now, remove that socket and the rank's files of KV");
+        if (site.told != silent.message()) spdlog::warn("vLLM: {}", silent.message());
+        site.told = silent.message();
+        break;
+      }
+      site.told.clear();
+      spdlog::info("vLLM: {} found", server->name());
+      const std::scoped_lock servers_lock(servers_mutex_);
+      servers_.push_back(std::move(server));
+    }
+  }
+  return silent;
+}
+
+std::vector<VllmServer*> VllmCluster::Servers() const {
+  std::vector<VllmServer*> servers;
+  const std::scoped_lock lock(servers_mutex_);
+  for (const auto& server : servers_) servers.push_back(server.get());
+  return servers;
 }
 
 Status VllmCluster::ReadModels() {
@@ -121,6 +167,7 @@ Status VllmCluster::ReadModels() {
 
 Status VllmCluster::Introduce() {
   INFERSCALE_RETURN_IF_ERROR(ReadModels());
+  const Status ignored = FindRanks();  // has logged it
   // Any token that is an ordinary one.
   INFERSCALE_ASSIGN_OR_RETURN(
       const json tokens,
@@ -132,7 +179,7 @@ Status VllmCluster::Introduce() {
   }
   fingerprint_ = Sha256("vLLM as text\n" + model_);
   bool usable = false, any_control = false;
-  for (const auto& server : servers_) {
+  for (VllmServer* const server : Servers()) {
     if (!server->has_control()) continue;
     any_control = true;
     const Result<VllmHello> hello = server->Hello();
@@ -191,7 +238,12 @@ VllmCluster::~VllmCluster() {
     stopping_ = true;
   }
   changed_.notify_all();
+  Stop();
   if (maintenance_.joinable()) maintenance_.join();
+}
+
+void VllmCluster::Stop() {
+  for (VllmServer* const server : Servers()) server->Stop();
 }
 
 void VllmCluster::Maintain() {
@@ -200,7 +252,8 @@ void VllmCluster::Maintain() {
       std::unique_lock lock(mutex_);
       if (changed_.wait_for(lock, options_.recheck, [&] { return stopping_; })) return;
     }
-    for (const auto& server : servers_) {
+    const Status ignored = FindRanks();  // has logged it
+    for (VllmServer* const server : Servers()) {
       if (!server->has_control() || (server->kv_ready() && look % kLookAtAll != 0)) continue;
       const bool was_ready = server->kv_ready();
       const Status status = Prepare(*server);
@@ -211,11 +264,13 @@ void VllmCluster::Maintain() {
 }
 
 Status VllmCluster::Prepare(VllmServer& server) const {
-  INFERSCALE_ASSIGN_OR_RETURN(VllmHello hello, server.Hello());
   const auto refuse = [&](Status status) {
     server.SetKv(false, status.message());
     return status;
   };
+  Result<VllmHello> answered = server.Hello();
+  if (!answered.ok()) return refuse(answered.status());
+  VllmHello hello = *std::move(answered);
   if (hello.fingerprint != fingerprint_ || hello.codec != codec_) {
     return refuse(FailedPrecondition(
         server.name() +
@@ -241,7 +296,9 @@ Status VllmCluster::Prepare(VllmServer& server) const {
     while (hello.refusal.empty() && !hello.rotation_known &&
            std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kPollPause);
-      INFERSCALE_ASSIGN_OR_RETURN(hello, server.Hello());
+      answered = server.Hello();
+      if (!answered.ok()) return refuse(answered.status());
+      hello = *std::move(answered);
     }
   }
   if (!hello.refusal.empty()) return refuse(Unsupported(server.name() + ": " + hello.refusal));
@@ -257,7 +314,7 @@ Status VllmCluster::Prepare(VllmServer& server) const {
 Result<json> VllmCluster::Ask(std::string_view path, const json& body) const {
   Status last;
   for (const bool available : {true, false}) {  // those that failed of late only if no other does
-    for (const auto& server : servers_) {
+    for (VllmServer* const server : Servers()) {
       if (server->Available() != available) continue;
       Result<json> answer = server->Post(path, body);
       if (answer.ok() || !answer.status().retryable()) return answer;
@@ -270,8 +327,7 @@ Result<json> VllmCluster::Ask(std::string_view path, const json& body) const {
 }
 
 std::vector<VllmServer*> VllmCluster::Order(std::uint64_t scope) const {
-  std::vector<VllmServer*> order;
-  for (const auto& server : servers_) order.push_back(server.get());
+  std::vector<VllmServer*> order = Servers();
   const auto rank = [&](const VllmServer* server) {
     return std::make_pair(server->Available(), server->Weight(scope));
   };
@@ -285,18 +341,16 @@ std::vector<VllmServer*> VllmCluster::Order(std::uint64_t scope) const {
 
 std::vector<KvTier> VllmCluster::Presence(std::span<const KvKey> keys) const {
   std::vector<KvTier> tiers(keys.size(), KvTier::kNone);
-  std::size_t reachable = 0;
-  std::vector<std::pair<VllmServer*, std::vector<bool>>> answers;
-  for (const auto& server : servers_) {
-    if (!server->has_control()) continue;
-    answers.emplace_back(server.get(), server->Presence(keys));
-    reachable += server->reachable() ? 1 : 0;
-  }
-  for (const auto& [server, ready] : answers) {
+  const std::vector<VllmServer*> servers = Servers();
+  std::vector<std::vector<bool>> ready(servers.size());
+  AtOnce(servers.size(), [&](std::size_t at) { ready[at] = servers[at]->Presence(keys); });
+  const bool any_reachable = std::any_of(servers.begin(), servers.end(),
+                                         [](const VllmServer* s) { return s->reachable(); });
+  for (std::size_t at = 0; at < servers.size(); ++at) {
     // While others can take over, what a core that is away holds must be made there again.
-    if (!server->reachable() && reachable > 0) continue;
+    if (!servers[at]->reachable() && any_reachable) continue;
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      if (ready[i]) tiers[i] = KvTier::kHost;
+      if (ready[at][i]) tiers[i] = KvTier::kHost;
     }
   }
   return tiers;
@@ -317,48 +371,43 @@ Status VllmCluster::AwaitErased(VllmServer& server, std::int64_t plan) const {
       continue;
     }
     const Result<json> step = server.Post(
-        "/v1/completions", OneToken(model_, json::array({plain_token_}), Salt("step", NewUuid())));
+        "/v1/completions", OneToken(model_, json::array({plain_token_}), Salt("step", NewUuid())),
+        deadline);
     if (!step.ok()) return step.status();
   }
 }
 
-Status VllmCluster::Erase(std::string_view operation, const json& fields) const {
-  std::vector<std::pair<VllmServer*, std::int64_t>> plans;
-  Status status;
-  for (const std::string& path : absent_sockets_) {
-    std::error_code ignored;
-    if (!std::filesystem::exists(path, ignored)) continue;
-    status = Unavailable("the control socket " + path +
-                         " was not there when this gateway started, so that nothing is erased "
-                         "behind it; start the gateway anew");
-  }
-  for (const auto& server : servers_) {
-    if (!server->has_control()) continue;
-    const Result<json> answer = server->Control(operation, fields);
-    if (answer.ok()) {
-      plans.emplace_back(server.get(), IntegerOf(*answer, "plan", 0));
-    } else if (status.ok()) {
-      status = answer.status();
-    }
-  }
-  for (const auto& [server, plan] : plans) {
-    const Status done = AwaitErased(*server, plan);
-    if (status.ok()) status = done;
+Status VllmCluster::Erase(std::string_view operation, const json& fields) {
+  Status status = FindRanks();
+  const std::vector<VllmServer*> servers = Servers();
+  std::vector<Status> done(servers.size());
+  AtOnce(servers.size(), [&](std::size_t at) {
+    VllmServer& server = *servers[at];
+    if (!server.has_control()) return;
+    const Result<json> answer = server.Control(operation, fields);
+    done[at] = answer.ok() ? AwaitErased(server, IntegerOf(*answer, "plan", 0)) : answer.status();
+  });
+  for (const Status& one : done) {
+    if (status.ok()) status = one;
   }
   return status;
 }
 
 KvStoreStats VllmCluster::Stats() const {
+  const std::vector<VllmServer*> servers = Servers();
+  std::vector<json> answers(servers.size());
+  AtOnce(servers.size(), [&](std::size_t at) {
+    if (!servers[at]->has_control() || !servers[at]->reachable()) return;
+    Result<json> answer = servers[at]->Control("stats");
+    if (answer.ok()) answers[at] = *std::move(answer);
+  });
   KvStoreStats stats;
-  for (const auto& server : servers_) {
-    if (!server->has_control()) continue;
-    const Result<json> answer = server->Control("stats");
-    if (!answer.ok()) continue;
-    stats.file_blocks += IntegerOf(*answer, "blocks", 0);
-    stats.file_bytes += IntegerOf(*answer, "bytes", 0);
-    stats.pinned_blocks += IntegerOf(*answer, "pins", 0);
-    stats.evictions_file += IntegerOf(*answer, "evictions", 0);
-    stats.corrupt += IntegerOf(*answer, "load_failures", 0);
+  for (const json& answer : answers) {
+    stats.file_blocks += IntegerOf(answer, "blocks", 0);
+    stats.file_bytes += IntegerOf(answer, "bytes", 0);
+    stats.pinned_blocks += IntegerOf(answer, "pins", 0);
+    stats.evictions_file += IntegerOf(answer, "evictions", 0);
+    stats.corrupt += IntegerOf(answer, "load_failures", 0);
   }
   return stats;
 }

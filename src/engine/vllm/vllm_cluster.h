@@ -22,13 +22,17 @@ namespace inferscale {
 
 /// The engine cores that serve one model, and what is the same for all of them. An owner's requests
 /// go to one core by rendezvous hashing, and to the next while that one is away. A core that was
-/// started anew has its rotation measured in the background. Thread-safe.
+/// started anew has its rotation measured in the background, and data-parallel ranks that appear
+/// later are found there. All cores are asked at once, so that one that hangs costs its own time
+/// alone. Thread-safe.
 class VllmCluster {
  public:
   /// \return the first server's error when none of them answers; kFailedPrecondition when they
   /// serve different models.
   static Result<std::unique_ptr<VllmCluster>> Open(const VllmEngineOptions& options);
   ~VllmCluster();
+  /// Ends requests under way other than generations, and later ones at once.
+  void Stop();
 
   /// Asks any server that answers.
   Result<nlohmann::json> Ask(std::string_view path, const nlohmann::json& body) const;
@@ -37,7 +41,7 @@ class VllmCluster {
   /// Where keys are ready, on any core.
   std::vector<KvTier> Presence(std::span<const KvKey> keys) const;
   /// Sends an erasure to every core, and waits until all their ranks have carried it out.
-  Status Erase(std::string_view operation, const nlohmann::json& fields) const;
+  Status Erase(std::string_view operation, const nlohmann::json& fields);
   KvStoreStats Stats() const;
 
   /// A cache salt: KV under one is reached under no other.
@@ -57,17 +61,28 @@ class VllmCluster {
   TokenId plain_token() const { return plain_token_; }
 
  private:
+  /// One of the URLs.
+  struct Site {
+    VllmServerOptions options;  ///< of its first core
+    std::int32_t next_rank = 1;
+    std::string told;  ///< of a rank that does not answer, logged once
+  };
+
   explicit VllmCluster(VllmEngineOptions options) : options_(std::move(options)) {}
   Status AddServers();
+  /// Adds ranks whose sockets answer. \return kUnavailable for a socket that does not.
+  Status FindRanks();
+  std::vector<VllmServer*> Servers() const;
   Status Introduce();
   Status ReadModels();
   Status AwaitErased(VllmServer& server, std::int64_t plan) const;
   void Maintain();
 
   const VllmEngineOptions options_;
-  std::vector<std::unique_ptr<VllmServer>> servers_;
-  /// Of the rank behind each server's last one: it appears if a server starts later with more.
-  std::vector<std::string> absent_sockets_;
+  mutable std::mutex servers_mutex_;
+  std::vector<std::unique_ptr<VllmServer>> servers_;  ///< none ever goes
+  std::mutex sites_mutex_;
+  std::vector<Site> sites_;
   std::string model_;
   std::int32_t context_tokens_ = 0;
   TokenId plain_token_ = 0;

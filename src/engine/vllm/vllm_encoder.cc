@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include <spdlog/spdlog.h>
+
 namespace inferscale {
 namespace {
 
@@ -119,6 +121,25 @@ void VllmEncoder::Work() {
     (*item.on_outcome)({info.key, std::move(status)});
     lock.lock();
   }
+}
+
+void VllmEncoder::HoldPrefix(VllmServer& server, const Composition& composition) {
+  if (composition.blocks.empty() || !composition.blocks.front().exact || !server.kv_ready()) return;
+  const BlockSpan& prefix = composition.blocks.front();
+  if (prefix.begin != 0 || server.Presence(std::span(&prefix.key, 1))[0]) return;
+  EncodeRequest request;
+  request.info.key = prefix.key;
+  request.info.scope_tag = kPrefixScopeTag;
+  request.info.tokens.assign(composition.ids.begin(), composition.ids.begin() + prefix.end);
+  std::unique_lock lock(mutex_);
+  request.info.epoch = fences_[kPrefixScopeTag];
+  const auto place = running_.insert({request.info.scope_tag, request.info.epoch});
+  lock.unlock();
+  const Status status = Capture(server, request, request.info.tokens);
+  if (!status.ok()) spdlog::debug("exact prefix not stored: {}", status.ToString());
+  lock.lock();
+  running_.erase(place);
+  ended_.notify_all();
 }
 
 Status VllmEncoder::Fence(std::uint64_t scope_tag, std::uint64_t epoch) {

@@ -30,6 +30,9 @@ class VllmEncoder {
 
   void Encode(std::vector<EncodeRequest> requests,
               std::function<void(const EncodeOutcome&)> on_outcome);
+  /// Captures a prompt's exact prefix on a core that lacks it: facts behind it could not be
+  /// injected there. Waits for it, and fails by leaving it away.
+  void HoldPrefix(VllmServer& server, const Composition& composition);
   /// Ends encodings of a scope below `epoch` without a block, now and from now on, and waits for
   /// those under way. kUnavailable if they take too long.
   Status Fence(std::uint64_t scope_tag, std::uint64_t epoch);

@@ -19,6 +19,8 @@
 namespace inferscale {
 namespace {
 
+using nlohmann::json;
+
 /// Answers that may be under way at once; vLLM queues what it cannot run yet.
 constexpr std::int32_t kMostGenerations = 1024;
 constexpr TokenId kUnknownId = -1;
@@ -40,6 +42,14 @@ std::string HexScope(std::uint64_t scope_tag) {
     bytes[i] = static_cast<std::uint8_t>(scope_tag >> (56 - 8 * i));
   }
   return HexEncode(bytes);
+}
+
+/// Of a control request: captures of the scope below the epoch are refused from then on.
+json ScopeFence(std::uint64_t scope_tag, std::uint64_t epoch) {
+  // Exact prefixes belong to no owner: their epoch counts from each start of a gateway, so that a
+  // connector, which lives on, must not hold them to an earlier one's.
+  const std::uint64_t fence = scope_tag == kPrefixScopeTag ? 0 : epoch;
+  return {{"scope", HexScope(scope_tag)}, {"epoch", fence}};
 }
 
 }  // namespace
@@ -66,6 +76,7 @@ VllmEngine::~VllmEngine() {
   for (const auto& generation : impl_->generations) generation->Cancel();
   impl_->ended.wait(lock, [&] { return impl_->generations.empty(); });
   lock.unlock();
+  if (impl_->cluster != nullptr) impl_->cluster->Stop();
   impl_->encoder.reset();
   impl_->cluster.reset();
 }
@@ -130,7 +141,7 @@ void VllmEngine::Encode(std::vector<EncodeRequest> requests,
 
 void VllmEngine::Impl::Run(const std::shared_ptr<VllmGeneration>& generation, VllmPrompt prompt,
                            GenerationCallbacks callbacks) {
-  GenerationReport report = CarryOut(*cluster, prompt, generation->cancellation());
+  GenerationReport report = CarryOut(*cluster, encoder.get(), prompt, generation->cancellation());
   if (callbacks.on_done) callbacks.on_done(std::move(report));
   callbacks = {};
   prompt = {};
@@ -194,7 +205,8 @@ Result<ScoreReport> VllmEngine::Score(Composition composition, TokenIds continua
                            std::to_string(context) + " tokens");
   }
   if (!impl_->capabilities.kv_injection) composition.inject = false;
-  return ScoreContinuation(*impl_->cluster, composition, continuation, first_distribution);
+  return ScoreContinuation(*impl_->cluster, impl_->encoder.get(), composition, continuation,
+                           first_distribution);
 }
 
 std::vector<KvTier> VllmEngine::Presence(std::span<const KvKey> keys) const {
@@ -209,7 +221,9 @@ Status VllmEngine::Erase(std::span<const KvKey> keys, std::uint64_t scope_tag,
   }
   for (std::size_t at = 0; at < keys.size(); at += kKeysALine) {
     const std::size_t count = std::min(kKeysALine, keys.size() - at);
-    INFERSCALE_RETURN_IF_ERROR(impl_->cluster->Erase("erase", KeyList(keys.subspan(at, count))));
+    json fields = ScopeFence(scope_tag, epoch);
+    fields.update(KeyList(keys.subspan(at, count)));
+    INFERSCALE_RETURN_IF_ERROR(impl_->cluster->Erase("erase", fields));
   }
   return OkStatus();
 }
@@ -218,10 +232,7 @@ Status VllmEngine::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
   if (impl_->encoder != nullptr) {
     INFERSCALE_RETURN_IF_ERROR(impl_->encoder->Fence(scope_tag, epoch));
   }
-  // Exact prefixes belong to no owner: their epoch counts from each start of a gateway, so that a
-  // connector, which lives on, must not hold them to an earlier one's.
-  const std::uint64_t fence = scope_tag == kPrefixScopeTag ? 0 : epoch;
-  return impl_->cluster->Erase("erase_scope", {{"scope", HexScope(scope_tag)}, {"epoch", fence}});
+  return impl_->cluster->Erase("erase_scope", ScopeFence(scope_tag, epoch));
 }
 
 const Fingerprint& VllmEngine::fingerprint() const { return impl_->cluster->fingerprint(); }

@@ -33,13 +33,14 @@ std::uint64_t OwnerOf(const Composition& composition) {
                                         : composition.scope_tags.front();
 }
 
-/// Tokens from position 0 that a core can inject.
+/// Tokens from position 0 that a core can inject, if it has the exact prefix, which it can be
+/// given.
 std::int32_t Covered(VllmServer& server, const Composition& composition) {
   std::vector<KvKey> keys;
   for (const BlockSpan& block : composition.blocks) keys.push_back(block.key);
   const std::vector<bool> ready = server.Presence(keys);
   std::int32_t covered = 0;
-  for (std::size_t i = 0; i < keys.size() && ready[i]; ++i) {
+  for (std::size_t i = 0; i < keys.size() && (ready[i] || composition.blocks[i].exact); ++i) {
     if (composition.blocks[i].begin != covered) break;
     covered = composition.blocks[i].end;
   }
@@ -198,7 +199,7 @@ void VllmGeneration::MarkDone() {
   finished_.notify_all();
 }
 
-GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
+GenerationReport CarryOut(const VllmCluster& cluster, VllmEncoder* encoder, VllmPrompt& prompt,
                           HttpCancellation& cancellation) {
   const Composition& composition = prompt.composition;
   GenerationReport report;
@@ -217,6 +218,10 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
     if (!body.ok()) {
       report.status = body.status();
       break;
+    }
+    // With one core the prompt's composer has seen to it.
+    if (encoder != nullptr && composition.inject && !lost && candidates.size() > 1) {
+      encoder->HoldPrefix(*server, composition);
     }
     const Carried carried = Prepare(cluster, *server, composition, composition.ids, lost);
     (*body)["cache_salt"] = carried.salt;
@@ -259,8 +264,9 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
   return report;
 }
 
-Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composition& composition,
-                                      const TokenIds& continuation, bool first_distribution) {
+Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, VllmEncoder* encoder,
+                                      const Composition& composition, const TokenIds& continuation,
+                                      bool first_distribution) {
   ScoreReport score;
   GenerationReport& report = score.generation;
   report.prompt_tokens = static_cast<std::int32_t>(composition.ids.size());
@@ -271,6 +277,9 @@ Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composit
   if (order.empty()) return Unavailable("no vLLM server is there");
   VllmServer& server = *order.front();
   const ForegroundScope scope(server);
+  if (encoder != nullptr && composition.inject && order.size() > 1) {
+    encoder->HoldPrefix(server, composition);
+  }
   std::int32_t vocabulary = 0;
   if (first_distribution) {
     INFERSCALE_ASSIGN_OR_RETURN(vocabulary, LogprobLimit(cluster, server));

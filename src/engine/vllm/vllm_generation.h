@@ -9,6 +9,7 @@
 
 #include "base/http_client.h"
 #include "engine/vllm/vllm_cluster.h"
+#include "engine/vllm/vllm_encoder.h"
 #include "inferscale/engine.h"
 
 namespace inferscale {
@@ -36,14 +37,16 @@ struct VllmPrompt {
   std::chrono::steady_clock::time_point submitted;
 };
 
-/// Carries a prompt out, on another core if the first one is away. Blocks.
-GenerationReport CarryOut(const VllmCluster& cluster, VllmPrompt& prompt,
+/// Carries a prompt out, on another core if the first one is away. Blocks. \param encoder null
+/// without KV.
+GenerationReport CarryOut(const VllmCluster& cluster, VllmEncoder* encoder, VllmPrompt& prompt,
                           HttpCancellation& cancellation);
 
 /// Log-probabilities of a continuation, a request a token: vLLM computes prompts' log-probabilities
 /// without stored KV. kUnsupported: the server gives no distribution of the whole vocabulary.
-Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, const Composition& composition,
-                                      const TokenIds& continuation, bool first_distribution);
+Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, VllmEncoder* encoder,
+                                      const Composition& composition, const TokenIds& continuation,
+                                      bool first_distribution);
 
 }  // namespace inferscale
 

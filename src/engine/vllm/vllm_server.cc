@@ -80,13 +80,14 @@ VllmServer::VllmServer(VllmServerOptions options) : options_(std::move(options))
 
 std::string VllmServer::name() const {
   return options_.url.ToDisplayString() +
-         (options_.rank >= 0 ? " rank " + std::to_string(options_.rank) : "");
+         (options_.rank > 0 ? " rank " + std::to_string(options_.rank) : "");
 }
 
 std::uint64_t VllmServer::Weight(std::uint64_t scope) const {
   ByteWriter text;
   text.WriteU64(scope);
-  text.WriteString(name());
+  text.WriteString(options_.url.ToDisplayString());
+  text.WriteU64(static_cast<std::uint64_t>(std::max(0, options_.rank)));
   return Xxh3_64(text.bytes());
 }
 
@@ -99,9 +100,11 @@ HttpPost VllmServer::Request(std::string_view path, const json* body) const {
   // Text from outside may hold broken UTF-8: it must not end the program.
   if (body != nullptr) request.body = body->dump(-1, ' ', false, json::error_handler_t::replace);
   request.bearer_token = options_.api_key;
+  request.ca_file = options_.ca_file;
   const bool computes = path == "/v1/completions";
   request.timeout = computes ? options_.timeout : options_.quick_timeout;
-  if (options_.rank >= 0) {
+  // A rank that is not there could be gone for good, and the server would refuse its number.
+  if (options_.rank >= 0 && reachable_) {
     request.headers = {{"X-data-parallel-rank", std::to_string(options_.rank)}};
   }
   return request;
@@ -141,9 +144,39 @@ Result<json> VllmServer::Read(const HttpPost& request, Result<HttpPostResult> an
   return object;
 }
 
-Result<json> VllmServer::Post(std::string_view path, const json& body) const {
-  const HttpPost request = Request(path, &body);
-  return Read(request, PostJson(request));
+Result<json> VllmServer::Post(std::string_view path, const json& body,
+                              std::optional<SteadyTime> deadline) const {
+  HttpStream stream;
+  stream.post = Request(path, &body);
+  const SteadyTime end = std::chrono::steady_clock::now() + stream.post.timeout;
+  stream.deadline = deadline ? std::min(*deadline, end) : end;
+  std::string text;
+  stream.on_data = [&](std::string_view piece) {
+    text += piece;
+    return text.size() <= stream.post.max_response_bytes;
+  };
+  HttpCancellation cancellation;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (stopped_) return Cancelled("the gateway is stopping");
+    posts_.insert(&cancellation);
+  }
+  Result<HttpPostResult> answer = PostStreaming(stream, cancellation);
+  {
+    const std::scoped_lock lock(mutex_);
+    posts_.erase(&cancellation);
+  }
+  if (answer.status().code() == StatusCode::kDeadlineExceeded) {
+    answer = Unavailable(answer.status().message() + "; look whether it is overloaded");
+  }
+  if (answer.ok() && answer->status == 200) answer->body = std::move(text);
+  return Read(stream.post, std::move(answer));
+}
+
+void VllmServer::Stop() {
+  const std::scoped_lock lock(mutex_);
+  stopped_ = true;
+  for (HttpCancellation* post : posts_) post->Cancel();
 }
 
 Result<json> VllmServer::Get(std::string_view path) const {
@@ -218,7 +251,8 @@ Result<VllmHello> VllmServer::Hello() {
 std::vector<bool> VllmServer::Presence(std::span<const KvKey> keys) {
   std::vector<bool> ready(keys.size(), false);
   if (control_ == nullptr || keys.empty()) return ready;
-  const Result<json> answer = Control("presence", {{"keys", KeysOf(keys)}});
+  const Result<json> answer = reachable_ ? Control("presence", {{"keys", KeysOf(keys)}})
+                                         : Result<json>(Unavailable("not reached of late"));
   const json& list = answer.ok() ? FieldOf(*answer, "ready") : FieldOf(json(), "");
   const bool told = list.is_array() && list.size() == keys.size();
   const std::scoped_lock lock(mutex_);

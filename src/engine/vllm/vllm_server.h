@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,7 @@ namespace inferscale {
 struct VllmServerOptions {
   Url url;                   ///< of the server; the API's paths are put behind its own
   std::string api_key;       ///< empty: none
+  std::string ca_file;       ///< PEM, of certificates trusted beside the system's; empty: none
   std::string control_path;  ///< empty: none, so no KV
   std::int32_t rank = -1;    ///< data-parallel rank; -1: the server chooses
   std::vector<std::uint8_t> secret;
@@ -51,13 +53,17 @@ class VllmServer {
   explicit VllmServer(VllmServerOptions options);
 
   /// \return the answer's JSON object. Statuses as RefusalStatus() and PostJson(); kDataLoss for an
-  /// answer that is none.
-  Result<nlohmann::json> Post(std::string_view path, const nlohmann::json& body) const;
+  /// answer that is none; kCancelled after Stop().
+  Result<nlohmann::json> Post(std::string_view path, const nlohmann::json& body,
+                              std::optional<SteadyTime> deadline = std::nullopt) const;
   Result<nlohmann::json> Get(std::string_view path) const;
   /// An answer of server-sent events. \param on_event gets each event's data; false: hang up.
   Status Stream(std::string_view path, const nlohmann::json& body,
                 std::optional<SteadyTime> deadline, HttpCancellation& cancellation,
                 const std::function<bool(std::string_view)>& on_event) const;
+
+  /// Ends every Post() under way, and later ones at once.
+  void Stop();
 
   /// false for a while after connections failed, longer each time.
   bool Available() const;
@@ -67,7 +73,8 @@ class VllmServer {
                                  nlohmann::json fields = nlohmann::json::object());
   Result<VllmHello> Hello();
   /// Whether each key is ready. An engine that cannot be reached still counts as having what it had
-  /// when it last answered: its files may come back with it.
+  /// when it last answered: its files may come back with it. One that did not answer is not asked
+  /// again before a Hello() reaches it, so that nobody waits for one that hangs.
   std::vector<bool> Presence(std::span<const KvKey> keys);
 
   /// Whether facts may be captured and injected there, and if not, why.
@@ -92,6 +99,8 @@ class VllmServer {
   mutable std::mutex mutex_;
   mutable std::int32_t failures_ = 0;
   mutable SteadyTime retry_at_{};
+  mutable std::set<HttpCancellation*> posts_;  ///< under way
+  bool stopped_ = false;
   std::string kv_reason_;
   std::unordered_set<KvKey> known_;  ///< keys that were ready when last asked for
 };
