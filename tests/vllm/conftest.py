@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,9 @@ os.environ.update(
 )
 
 DEVICE = os.environ.get("INFERSCALE_TEST_VLLM_DEVICE", "cpu")
+if DEVICE != "cuda":
+    # 0.24 compiles a few operations at every start of a CPU's worker, for ten seconds.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
 DTYPE = os.environ.get("INFERSCALE_TEST_VLLM_DTYPE", "bfloat16" if DEVICE == "cuda" else "float32")
 # Log-probabilities of the same KV computed in another batch shape differ by the type's rounding.
 EXACT = {"float32": 1e-4 if DEVICE != "cuda" else 1e-3, "float16": 0.02, "bfloat16": 0.12}[DTYPE]
@@ -170,16 +174,14 @@ def say(request, what: str) -> None:
         print(f"\n{what}")
 
 
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory) -> str:
-    """A Llama with random weights: 4 layers, 4 heads over 2 KV heads, 512 tokens."""
+def write_tiny_llama(folder: pathlib.Path, vocabulary: int) -> str:
+    """A Llama with random weights: 4 layers, 4 heads over 2 KV heads."""
     import torch
     from safetensors.torch import save_file
 
-    folder = tmp_path_factory.mktemp("tiny")
     # Heads of 64: every attention kernel of a GPU takes them.
     dim = 64 if DEVICE == "cuda" else 32
-    hidden, heads, kv_heads, inner, layers, vocabulary = 4 * dim, 4, 2, 256, 4, 512
+    hidden, heads, kv_heads, inner, layers = 4 * dim, 4, 2, 256, 4
     torch.manual_seed(11)
 
     def random(*shape):
@@ -210,6 +212,20 @@ def tiny_model(tmp_path_factory) -> str:
         "vocab_size": vocabulary, "tie_word_embeddings": False, "torch_dtype": "float32",
         "bos_token_id": 1, "eos_token_id": 2}))
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> str:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), 512)
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_model(tmp_path_factory, smollm2) -> str:
+    """Random weights behind SmolLM2's tokenizer and template."""
+    folder = tmp_path_factory.mktemp("tiny_chat")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(pathlib.Path(smollm2) / name, folder)
+    return write_tiny_llama(folder, 49152)
 
 
 @pytest.fixture(scope="session")

@@ -8,19 +8,12 @@ import math
 import os
 import pathlib
 import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 
 import pytest
-from conftest import ROOT, say
+from conftest import say
+from serving import BINARY, Gateway, Pair, request
 
-from inferscale.vllm.control import ControlClient
-
-BINARY = pathlib.Path(os.environ.get("INFERSCALE_BINARY_PATH", ROOT / "build/release/inferscale"))
 FACTS = [
     "Maya parked her car at the harbour.",
     "Maya has two cats called Mimi and Tom.",
@@ -29,165 +22,6 @@ FACTS = [
     "Maya plays the cello on Sundays.",
     "Maya is allergic to peanuts.",
 ]
-PATIENCE_S = 180
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-class Process:
-    """A program in a group of its own, so that what it starts goes with it."""
-
-    def __init__(self, command: list, log: pathlib.Path, environment: dict) -> None:
-        self.log = log
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                                            env=os.environ | environment, start_new_session=True)
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        try:
-            os.killpg(self.process.pid, number)
-            self.process.wait(30)
-        except ProcessLookupError:
-            pass
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def check(self) -> None:
-        if self.process.poll() is not None:
-            pytest.fail(f"ended with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
-
-
-def request(url: str, body=None, method: str | None = None, key: str = "", timeout: float = 120):
-    """(status, answer)."""
-    headers = {"content-type": "application/json"}
-    if key:
-        headers["authorization"] = f"Bearer {key}"
-    data = None if body is None else json.dumps(body).encode()
-    wanted = urllib.request.Request(url, data, headers, method=method)
-    try:
-        with urllib.request.urlopen(wanted, timeout=timeout) as answer:
-            text = answer.read().decode()
-            status = answer.status
-    except urllib.error.HTTPError as error:
-        status, text = error.code, error.read().decode()
-    try:
-        return status, json.loads(text) if text else None
-    except ValueError:
-        return status, text
-
-
-class Pair:
-    def __init__(self, folder: pathlib.Path, model: str) -> None:
-        self.folder, self.model = folder, model
-        self.secret = os.urandom(24).hex()
-        self.key = "key-" + os.urandom(8).hex()
-        (folder / "secret").write_text(self.secret + "\n")
-        (folder / "secret").chmod(0o600)
-        self.vllm_url = f"http://127.0.0.1:{free_port()}"
-        self.socket = str(folder / "socket")
-        self.gateways = []
-        self.vllm = None
-
-    def start_vllm(self) -> None:
-        extra = {"secret_file": str(self.folder / "secret"), "codec": "f32", "host_bytes": "256M",
-                 "folder": str(self.folder / "kv"), "control_socket": self.socket}
-        transfer = {"kv_connector": "InferScaleConnector",
-                    "kv_connector_module_path": "inferscale.vllm", "kv_role": "kv_both",
-                    "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra}
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model,
-                   "--served-model-name", "smol", "--dtype", "float32", "--enforce-eager",
-                   "--max-model-len", "2048", "--max-num-seqs", "4",
-                   "--max-num-batched-tokens", "2048", "--block-size", "32", "--host", "127.0.0.1",
-                   "--port", self.vllm_url.rsplit(":", 1)[1], "--api-key", self.key,
-                   "--kv-transfer-config", json.dumps(transfer)]
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self.vllm = Process(command, self.folder / "vllm.log",
-                            {"PYTHONPATH": paths, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
-        self.until(lambda: request(self.vllm_url + "/health")[0] == 200)
-
-    def until(self, condition) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            if self.vllm is not None:
-                self.vllm.check()
-            try:
-                if condition():
-                    return
-            except OSError:
-                pass
-            assert time.monotonic() < deadline, (self.folder / "vllm.log").read_text()[-4000:]
-            time.sleep(0.2)
-
-    def flags(self) -> list:
-        return ["--engine", "vllm", "--vllm-url", self.vllm_url, "--vllm-control", self.socket,
-                "--vllm-secret-file", str(self.folder / "secret")]
-
-    def environment(self) -> dict:
-        return {"INFERSCALE_VLLM_KEY": self.key, "OMP_NUM_THREADS": "2",
-                "INFERSCALE_ACCURACY_GATE": "ignore", "INFERSCALE_RECIPE": "primer:3"}
-
-    def start_gateway(self, name: str, flags: list) -> str:
-        """Its URL."""
-        port = free_port()
-        command = [str(BINARY), "serve", "--listen", f"127.0.0.1:{port}",
-                   "--data-dir", str(self.folder / name), *flags]
-        gateway = Process(command, self.folder / f"{name}.log", self.environment())
-        self.gateways.append(gateway)
-        url = f"http://127.0.0.1:{port}"
-
-        def answers() -> bool:
-            gateway.check()
-            return request(url + "/healthz")[0] < 500
-
-        self.until(answers)
-        return url
-
-    def control(self, operation: str, **fields):
-        with ControlClient(self.socket, self.secret.encode()) as client:
-            return client.call(operation, **fields)
-
-    def files(self) -> set:
-        return {path.name for path in (self.folder / "kv").rglob("*.kvb")}
-
-    def end(self) -> None:
-        for gateway in self.gateways:
-            gateway.end()
-        if self.vllm is not None:
-            self.vllm.end()
-
-
-class Gateway:
-    def __init__(self, pair: Pair, url: str) -> None:
-        self.pair, self.url = pair, url
-
-    def add(self, facts: list, user: str):
-        return request(self.url + "/v1/memories/", {
-            "messages": [{"role": "user", "name": "Maya", "content": fact} for fact in facts], "user_id": user,
-            "infer": False, "async_mode": False})
-
-    def wait(self) -> None:
-        """Until nothing is pending."""
-        def idle() -> bool:
-            text = request(self.url + "/metrics")[1]
-            pending = [line for line in text.splitlines() if line.startswith("inferscale_pending")]
-            return bool(pending) and all(float(line.split()[-1]) == 0 for line in pending)
-        self.pair.until(idle)
-
-    def chat(self, messages, user: str, **options):
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        return request(self.url + "/v1/chat/completions", {
-            "model": "smol", "user": user, "messages": messages, "max_tokens": 10,
-            "temperature": 0, "memory": {"remember": False}, **options})
-
-    def memories(self, user: str) -> list:
-        answer = request(f"{self.url}/v1/memories/?user_id={user}")[1]
-        return answer["results"] if isinstance(answer, dict) else answer
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,118 @@
+"""Data-parallel ranks behind one API server, TLS and its key, against a gateway of its own.
+
+A tiny random Llama; the server is started twice: with two ranks, and again after it was killed.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+
+import pytest
+from serving import BINARY, Gateway, Pair, request
+
+FACTS = ["Maya parked her car at the harbour.", "Maya has two cats called Mimi and Tom.",
+         "Maya works as a nurse in the city hospital."]
+OWNERS = [f"owner-{number}" for number in range(8)]
+RANKS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_chat_model, tmp_path_factory):
+    # Workers inside the engines' processes: half of the processes to wait for.
+    pair = Pair(tmp_path_factory.mktemp("ranks"), tiny_chat_model, tls=True,
+                options=("--distributed-executor-backend", "uni"))
+    try:
+        start(pair)
+        yield pair
+    finally:
+        pair.end()
+
+
+def start(pair: Pair) -> None:
+    pair.start_vllm("--data-parallel-size", "2", VLLM_ENABLE_V1_MULTIPROCESSING="0")
+
+
+@pytest.fixture(scope="module")
+def gateway(pair):
+    """Started while the second rank's socket is not there yet."""
+    second = pathlib.Path(pair.socket + "-1")
+    second.rename(pair.folder / "later")
+    gateway = Gateway(pair, pair.start_gateway("data", pair.flags()))
+    gateway.appear = lambda: (pair.folder / "later").rename(second)
+    return gateway
+
+
+def serve_once(pair: Pair, *flags: str):
+    return subprocess.run([str(BINARY), "serve", "--listen", "127.0.0.1:0", "--data-dir",
+                           str(pair.folder / "refused"), *flags],
+                          env=os.environ | pair.environment(), capture_output=True, text=True,
+                          timeout=60)
+
+
+def test_a_certificate_that_nobody_trusted_signed_is_refused(pair):
+    without = [flag for flag in pair.flags() if flag not in ("--vllm-ca-file", str(pair.ca))]
+    done = serve_once(pair, *without)
+    assert done.returncode != 0
+    assert "certificate" in done.stderr and "--vllm-ca-file" in done.stderr, done.stderr
+    done = serve_once(pair, *without, "--vllm-ca-file", "/nowhere/ca.pem")
+    assert done.returncode != 0 and "/nowhere/ca.pem" in done.stderr, done.stderr
+
+
+def injects(gateway: Gateway, owner: str) -> bool:
+    """Asked once an owner and start: from then on the facts are in vLLM's own prefix cache."""
+    status, answer = gateway.chat("What are Maya's cats called?", owner, max_tokens=2)
+    if status != 200:
+        return False
+    assert len(answer["memory"]["facts"]) == len(FACTS)
+    return answer["memory"]["injected_tokens"] > 30
+
+
+def test_a_gateway_before_its_second_rank_serves_with_the_first(pair, gateway):
+    assert gateway.add(FACTS, OWNERS[0])[0] == 200
+    gateway.wait()
+    assert pair.files(0) and not pair.files(1)
+    assert injects(gateway, OWNERS[0])
+
+
+def test_a_rank_that_appears_later_gets_its_owners(pair, gateway):
+    gateway.appear()
+    # Found, and its rotation measured: nobody has sent it a request by then.
+    pair.until(lambda: pair.control("hello", rank=1)["rotation_known"])
+    for owner in OWNERS[1:]:
+        assert gateway.add(FACTS, owner)[0] == 200
+    gateway.wait()
+    assert all(pair.files(rank) for rank in RANKS)
+    before = [pair.control("stats", rank=rank)["injected_tokens"] for rank in RANKS]
+    for owner in OWNERS[1:]:
+        assert injects(gateway, owner), owner
+    after = [pair.control("stats", rank=rank)["injected_tokens"] for rank in RANKS]
+    assert all(b > a for a, b in zip(before, after, strict=True)), (before, after)
+
+
+def test_an_erasure_is_acknowledged_by_every_rank(pair, gateway):
+    held = {rank: pair.files(rank) for rank in RANKS}
+    plans = [pair.control("hello", rank=rank)["acknowledged"] for rank in RANKS]
+    for owner in OWNERS[-4:]:
+        assert request(f"{gateway.url}/v2/entities/user/{owner}/",
+                       method="DELETE")[0] in (200, 204)
+        gateway.wait()
+    # Both carried out a plan for each, also the one that held nothing of an owner.
+    for rank in RANKS:
+        assert pair.control("hello", rank=rank)["acknowledged"] >= plans[rank] + 4
+    gone = sum(len(held[rank] - pair.files(rank)) for rank in RANKS)
+    assert gone >= 4 * len(FACTS)
+
+
+def test_a_killed_server_comes_back_with_both_ranks(pair, gateway):
+    held = {rank: pair.files(rank) for rank in RANKS}
+    pair.vllm.end(signal.SIGKILL)
+    pair.vllm = None
+    status, answer = gateway.chat("What are Maya's cats called?", OWNERS[0])
+    assert status == 503, answer
+    start(pair)
+    for owner in OWNERS[:4]:
+        pair.until(lambda owner=owner: injects(gateway, owner))
+    for rank in RANKS:
+        assert pair.files(rank) >= held[rank]
+        assert pair.control("hello", rank=rank)["rotation_known"]
