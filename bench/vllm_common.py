@@ -120,6 +120,11 @@ def describe_hardware() -> str:
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
 
 
+def runner() -> str:
+    """vLLM's model runner, which it chooses by the model unless VLLM_USE_V2_MODEL_RUNNER is set."""
+    return "2" if "vllm.v1.worker.gpu.model_runner" in sys.modules else "1"
+
+
 class Results:
     """One JSON file of rows, written after each of them; rows of the same key are replaced."""
 
@@ -135,7 +140,7 @@ class Results:
             "hardware": describe_hardware(),
             "versions": {"vllm": vllm.__version__, "torch": torch.__version__,
                          "cuda": torch.version.cuda, "inferscale": inferscale.__version__,
-                         "python": platform.python_version()},
+                         "python": platform.python_version(), "runner": runner()},
             "date": datetime.date.today().isoformat(),
             "command": " && ".join(dict.fromkeys(
                 [*filter(None, [old.get("command")]), " ".join(["python", *sys.argv])])),

@@ -186,12 +186,6 @@ void ExpectRotation(ConnectorWorker& worker, std::string_view pairing, std::int3
   Check(worker.ExpectRotation(std::move(spec)));
 }
 
-/// Rises with every count of DeviceCounters that is reported as a metric.
-std::int64_t DeviceCounted(const ConnectorWorker& worker) {
-  const DeviceTierStats stats = worker.DeviceStats();
-  return stats.hits + stats.promotions + stats.evictions;
-}
-
 nb::dict DeviceCounters(const ConnectorWorker& worker) {
   const DeviceTierStats stats = worker.DeviceStats();
   nb::dict out;
@@ -218,17 +212,6 @@ std::int64_t TokenBytes(const std::string& codec, std::int32_t layers, std::int3
   constexpr std::int32_t kShort = 8;
   const kernels::CodecView view{Check(ParseKvCodec(codec)), layers, kv_heads, head_dim, head_dim};
   return static_cast<std::int64_t>(kernels::PayloadBytes(view, kShort)) / kShort + 64;
-}
-
-/// Rises with every count of Counters that is reported as a metric.
-std::int64_t Counted(const ConnectorScheduler& scheduler) {
-  const ConnectorCounters& counters = scheduler.counters();
-  std::int64_t sum = counters.requests + counters.injected_tokens + counters.captured_blocks +
-                     counters.load_failures + scheduler.directory().evictions() +
-                     scheduler.promotions().counters().waits +
-                     scheduler.promotions().counters().given_up;
-  for (const auto& [reason, count] : counters.fallbacks) sum += count;
-  return sum;
 }
 
 nb::dict Counters(const ConnectorScheduler& scheduler) {
@@ -312,7 +295,7 @@ NB_MODULE(_native, module) {
                        const nb::bytes& key) { return self.Ready(Key(key)); })
       .def_prop_ro("rotation_known", &ConnectorScheduler::rotation_known)
       .def_prop_ro("acknowledged_plan", &ConnectorScheduler::AcknowledgedPlan)
-      .def_prop_ro("counted", &Counted)
+      .def("take_growth", &ConnectorScheduler::TakeGrowth)
       .def("counters", &Counters);
 
   nb::class_<ConnectorWorker>(module, "Worker")
@@ -321,7 +304,10 @@ NB_MODULE(_native, module) {
            nb::arg("host_budget_bytes"), nb::arg("file_budget_bytes"), nb::arg("block_slots"),
            nb::arg("engine_blocks"), nb::arg("max_position"), nb::arg("rank"))
       .def("begin",
-           [](ConnectorWorker& self, const nb::bytes& plan) { Check(self.Begin(Bytes(plan))); })
+           [](ConnectorWorker& self, const nb::bytes& plan) {
+             Check(self.Begin(Bytes(plan)));
+             return self.HasWorkAfterPass();
+           })
       .def("load_slots", &ConnectorWorker::LoadSlots)
       .def("load",
            [](ConnectorWorker& self, std::string_view type, std::uintptr_t keys,
@@ -348,7 +334,7 @@ NB_MODULE(_native, module) {
       .def("capture_on_device", [](ConnectorWorker& self,
                                    std::uintptr_t stream) { Check(self.CaptureOnDevice(stream)); })
       .def("flush", &ConnectorWorker::Flush)
-      .def_prop_ro("counted", &DeviceCounted)
+      .def("take_growth", &ConnectorWorker::TakeGrowth)
       .def("device_counters", &DeviceCounters)
       .def("take_report", [](ConnectorWorker& self) { return ToPython(self.TakeReport()); })
       .def("refuse", &ConnectorWorker::Refuse)

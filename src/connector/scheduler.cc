@@ -355,6 +355,21 @@ void ConnectorScheduler::Clear() {
   plan_ = std::move(cleared);
 }
 
+Growth ConnectorScheduler::TakeGrowth() {
+  Growth out;
+  growth_.Add("requests", counters_.requests, out);
+  growth_.Add("injected_tokens", counters_.injected_tokens, out);
+  growth_.Add("captured_blocks", counters_.captured_blocks, out);
+  growth_.Add("load_failures", counters_.load_failures, out);
+  growth_.Add("evictions", directory_.evictions(), out);
+  growth_.Add("waits", promotions_.counters().waits, out);
+  growth_.Add("waits_given_up", promotions_.counters().given_up, out);
+  for (const auto& [reason, count] : counters_.fallbacks) {
+    growth_.Add("fallback:" + reason, count, out);
+  }
+  return out;
+}
+
 std::uint64_t ConnectorScheduler::AcknowledgedPlan() const {
   return *std::min_element(acknowledged_.begin(), acknowledged_.end());
 }

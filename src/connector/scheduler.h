@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "connector/growth.h"
 #include "connector/promotion_planner.h"
 #include "connector/step.h"
 #include "connector/transfer_request.h"
@@ -99,6 +100,8 @@ class ConnectorScheduler {
   bool rotation_known() const;
   const std::string& refusal() const { return refusal_; }
   const ConnectorCounters& counters() const { return counters_; }
+  /// For metrics; fallbacks as "fallback:" and the reason.
+  Growth TakeGrowth();
   const BlockDirectory& directory() const { return directory_; }
   const PromotionPlanner& promotions() const { return promotions_; }
 
@@ -140,6 +143,7 @@ class ConnectorScheduler {
   std::vector<bool> rotation_measured_;
   std::string refusal_;
   ConnectorCounters counters_;
+  CounterGrowth growth_;
 };
 
 }  // namespace inferscale

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "connector/device_path.h"
+#include "connector/growth.h"
 #include "connector/step.h"
 #include "inferscale/kv_block.h"
 #include "inferscale/kv_store.h"
@@ -65,6 +66,8 @@ class ConnectorWorker {
   /// Erasures that fail are tried again with each plan; until they succeed none is acknowledged,
   /// and captures are reported as lost.
   Status Begin(std::span<const std::uint8_t> plan);
+  /// Whether the plan leaves something to do after the pass: captures or a probe.
+  bool HasWorkAfterPass() const { return !plan_.captures.empty() || !plan_.probes.empty(); }
 
   /// Engine slots (block · block_slots + offset) of the tokens to load, in staging order. Ranges
   /// whose blocks are missing are left out and reported.
@@ -89,6 +92,8 @@ class ConnectorWorker {
   void Flush();
   DeviceTierStats DeviceStats() const;
   DeviceTierStats PinnedStats() const;
+  /// Of a device's tiers, for metrics.
+  Growth TakeGrowth();
 
   /// Engine slots of the probe's tokens at the positions that a measurement needs; empty: no probe.
   std::vector<std::int64_t> ProbeSlots();
@@ -142,6 +147,7 @@ class ConnectorWorker {
   std::vector<std::int32_t> failed_blocks_;
   std::vector<KvKey> to_release_;  ///< when the step ends
   WorkerReport report_;
+  CounterGrowth growth_;
   bool news_ = false;
 };
 

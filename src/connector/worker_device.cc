@@ -109,6 +109,18 @@ Status ConnectorWorker::CaptureOnDevice(std::uintptr_t stream) {
   return status;
 }
 
+Growth ConnectorWorker::TakeGrowth() {
+  Growth out;
+  if (device_ == nullptr) return out;
+  const DeviceTierStats arena = DeviceStats();
+  growth_.Add("gpu_hits", arena.hits, out);
+  growth_.Add("gpu_promotions", arena.promotions, out);
+  growth_.Add("gpu_promoted_bytes", arena.promoted_bytes, out);
+  growth_.Add("gpu_evictions", arena.evictions, out);
+  growth_.Add("pinned_hits", PinnedStats().hits, out);
+  return out;
+}
+
 void ConnectorWorker::Flush() {
   if (device_ != nullptr) device_->Flush();
 }

@@ -122,11 +122,11 @@ void BlockDirectory::SetInArena(const KvKey& key, std::int32_t rank, bool is_the
 }
 
 std::uint64_t BlockDirectory::Pin(const KvKey& key) {
-  if (!Ready(key)) return 0;
-  Entry& entry = entries_.find(key)->second;
-  ++entry.pins;
+  const auto entry = entries_.find(key);
+  if (entry == entries_.end() || entry->second.stored_ranks < ranks_) return 0;
+  ++entry->second.pins;
   ++pins_;
-  return entry.serial;
+  return entry->second.serial;
 }
 
 void BlockDirectory::Unpin(const KvKey& key, std::uint64_t serial) {

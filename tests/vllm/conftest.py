@@ -33,8 +33,9 @@ if DEVICE != "cuda":
     # 0.24 compiles a few operations at every start of a CPU's worker, for ten seconds.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
 DTYPE = os.environ.get("INFERSCALE_TEST_VLLM_DTYPE", "bfloat16" if DEVICE == "cuda" else "float32")
-# Log-probabilities of the same KV computed in another batch shape differ by the type's rounding.
-EXACT = {"float32": 1e-4 if DEVICE != "cuda" else 1e-3, "float16": 0.02, "bfloat16": 0.12}[DTYPE]
+# Log-probabilities of the same KV computed in another batch shape differ by the type's rounding: a
+# logit between 16 and 32 has neighbours 1/8 away in bfloat16, and two of them make a difference.
+EXACT = {"float32": 1e-4 if DEVICE != "cuda" else 1e-3, "float16": 0.04, "bfloat16": 0.26}[DTYPE]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCOPE = 7
 
@@ -152,8 +153,10 @@ class Engine:
 
 
 def difference(a, b) -> float:
-    """The largest difference of log-probabilities that both sides name, over all tokens."""
-    return max(abs(x[i] - y[i]) for x, y in zip(a, b, strict=True) for i in x.keys() & y.keys())
+    """The largest difference of log-probabilities that both sides name, over all tokens; infinite
+    where they name no token in common."""
+    return max((abs(x[i] - y[i]) for x, y in zip(a, b, strict=True) for i in x.keys() & y.keys()),
+               default=float("inf"))
 
 
 def assert_same(got, cold) -> None:

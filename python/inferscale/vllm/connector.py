@@ -21,13 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from inferscale.vllm.metrics import (
-    ConnectorPromMetrics,
-    ConnectorStats,
-    Counting,
-    device_counters,
-    scheduler_counters,
-)
+from inferscale.vllm.metrics import ConnectorPromMetrics, ConnectorStats
 from inferscale.vllm.scheduler import SchedulerSide
 from inferscale.vllm.settings import (
     check_version,
@@ -123,8 +117,6 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         # Otherwise the engine clears new blocks between its first hook and its pass.
         self.early = not getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
         self.unwritten: set[int] = set()
-        self.counting = Counting()
-        self.counted = 0
         self.scheduler: SchedulerSide | None = None
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -152,13 +144,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded(lambda: None)
     def get_kv_connector_stats(self) -> ConnectorStats | None:
         native = (self.scheduler or self.worker).native
-        # Asked every step; most steps count nothing.
-        if native is None or native.counted == self.counted:
-            return None
-        self.counted = native.counted
-        if self.scheduler is not None:
-            return self.counting.since(scheduler_counters(native.counters()))
-        return self.counting.since(device_counters(native.device_counters()))
+        growth = native.take_growth() if native is not None else None
+        return ConnectorStats(growth) if growth else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
@@ -182,14 +169,16 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return matched, False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        promised = []
-        if num_external_tokens > 0:
-            begin = self.matched_from.get(request.request_id, 0)
-            end = begin + num_external_tokens
-            table = blocks.get_block_ids()[0]
-            promised = list(table[begin // self.block_slots : -(-end // self.block_slots)])
+        promised: list[int] = []
         try:
-            self.scheduler.allocated(request, blocks, num_external_tokens)
+            if not self.scheduler.knows(request):
+                return
+            table = blocks.get_block_ids()[0]
+            if num_external_tokens > 0:
+                begin = self.matched_from.get(request.request_id, 0)
+                end = begin + num_external_tokens
+                promised = table[begin // self.block_slots : -(-end // self.block_slots)]
+            self.scheduler.allocated(request.request_id, num_external_tokens, table)
             self.promised += promised
         except Exception:
             self.count_failure("update_state_after_alloc")

@@ -44,32 +44,6 @@ class ConnectorStats(KVConnectorStats):
         return not self.data
 
 
-class Counting:
-    """Differences between readings of counters that only grow."""
-
-    def __init__(self) -> None:
-        self.before: dict[str, int] = {}
-
-    def since(self, now: dict[str, int]) -> ConnectorStats | None:
-        grown = {name: value - self.before.get(name, 0) for name, value in now.items()}
-        self.before = now
-        grown = {name: value for name, value in grown.items() if value > 0}
-        return ConnectorStats(grown) if grown else None
-
-
-def scheduler_counters(counters: dict[str, Any]) -> dict[str, int]:
-    names = ("requests", "injected_tokens", "captured_blocks", "load_failures", "evictions", "waits",
-             "waits_given_up")
-    fallbacks = {FALLBACK + reason: count for reason, count in counters["fallbacks"].items()}
-    return {name: counters[name] for name in names} | fallbacks
-
-
-def device_counters(counters: dict[str, int]) -> dict[str, int]:
-    names = ("hits", "promotions", "promoted_bytes", "evictions")
-    return {"gpu_" + name: counters[name] for name in names} | {
-        "pinned_hits": counters["pinned_hits"]}
-
-
 class ConnectorPromMetrics(KVConnectorPromMetrics):
     def __init__(self, vllm_config: Any, metric_types: dict, labelnames: list[str],
                  per_engine_labelvalues: dict[int, list[object]]) -> None:

@@ -66,7 +66,7 @@ class SchedulerSide:
             self.control.close()
             self.control = None
 
-    def _know(self, request: Any) -> bool:
+    def knows(self, request: Any) -> bool:
         """Adds a request that asks for us, once. False: it is none of ours, or is refused."""
         if self.native is not None and self.native.knows(request.request_id):
             return True
@@ -86,11 +86,10 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, computed: int) -> int | None:
         """None: its blocks are on their way to the GPU; vLLM asks again in the next step."""
-        return self.native.matched_tokens(request.request_id, computed) if self._know(request) else 0
+        return self.native.matched_tokens(request.request_id, computed) if self.knows(request) else 0
 
-    def allocated(self, request: Any, blocks: Any, external: int) -> None:
-        if self._know(request):
-            self.native.allocated(request.request_id, external, list(blocks.get_block_ids()[0]))
+    def allocated(self, name: str, external: int, table: list[int]) -> None:
+        self.native.allocated(name, external, table)
 
     def plan(self, output: Any) -> bytes:
         if self.native is None:

@@ -31,7 +31,8 @@ class WorkerSide:
         self.native: Any = None
         self.cache: PackedCache | StridedCache | None = None
         self.on_device = self.on_cuda = False
-        self.began = False
+        self.began = False  # a plan that has captures or a probe
+        self.ordinal = 0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self.refusal:
@@ -92,20 +93,22 @@ class WorkerSide:
                     f"the GPU has {free >> 20} MiB left beside vLLM's cache; gpu_bytes needs "
                     f"{self.settings.gpu_bytes >> 20} MiB and vLLM {GPU_RESERVE_BYTES >> 20} MiB: start "
                     f"with --gpu-memory-utilization {most:.2f} or less, or with smaller gpu_bytes")
-        self.native.attach_device(ordinal=device.index or 0 if device.type == "cuda" else -1,
+        self.ordinal = device.index or 0
+        self.native.attach_device(ordinal=self.ordinal if device.type == "cuda" else -1,
                                   arena_bytes=self.settings.gpu_bytes,
                                   pinned_bytes=self.settings.pinned_bytes, **self.cache.addresses())
 
     def _stream(self) -> int:
-        return torch.cuda.current_stream().cuda_stream if self.on_cuda else 0
+        """The engine's stream. torch.cuda.current_stream() makes an object of it, which takes longer
+        than the kernel's launch."""
+        return torch._C._cuda_getCurrentRawStream(self.ordinal) if self.on_cuda else 0
 
     def start_load(self, plan: bytes) -> None:
         """Raises if any load of the plan may not have been written."""
         self.began = False
         if self.native is None or not plan:
             return
-        self.native.begin(plan)
-        self.began = True
+        self.began = self.native.begin(plan)
         if self.on_device:
             self.native.load_on_device(self._stream())
             return
