@@ -72,6 +72,8 @@ def parse(claims: list[str]) -> argparse.Namespace:
                         help="different owners' facts; more users than that share them")
     parser.add_argument("--fact-tokens", type=int, default=2000, help="of each user's memory")
     parser.add_argument("--modes", default="", help="of text,text_cached,kv,ceiling; empty: all")
+    parser.add_argument("--large-cache", action="store_true",
+                        help="no arena, its bytes are vLLM's cache: for text alone")
     parser.add_argument("--eager", action="store_true", help="without compilation and CUDA graphs")
     parser.add_argument("--no-async-scheduling", action="store_true")
     parser.add_argument("--dtype", default="bfloat16")
@@ -81,6 +83,8 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results"))
     options = parser.parse_args()
     options.claims = claims + options.also
+    if options.large_cache:
+        options.gpu_bytes, options.gpu_memory_utilization = "64M", 0.94
     options.started = time.monotonic()
     return options
 
@@ -216,6 +220,7 @@ class Engine:
         self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
         self.worker = next(c.worker for c in made if c.worker is not None)
         self.connectors = made
+        self.hooks = HookTime(made)
         self.numbers = 0
         # As vLLM's own engine process does: a collection of all that was loaded takes milliseconds.
         gc.collect()
@@ -371,9 +376,9 @@ class HookTime:
     HOOKS = ("get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta",
              "handle_preemptions", "start_load_kv")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, connectors: list) -> None:
         self.seconds = dict.fromkeys(self.HOOKS, 0.0)
-        for connector in engine.connectors:
+        for connector in connectors:
             for name in self.HOOKS:
                 setattr(connector, name, self._timed(name, getattr(connector, name)))
 

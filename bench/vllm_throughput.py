@@ -1,8 +1,8 @@
 """Requests a second and time to first token of closed batches, on an unmodified vLLM: throughput.json.
 
 Each user asks once, all at the same time: their own facts, 64 new tokens, 50 output tokens. Modes:
-`text`: the facts are computed; `kv` (`kv_int4`): injected; `ceiling`: the prompts are already in vLLM's
-prefix cache.
+`text`: the facts are computed (`text_large_cache` with --large-cache: vLLM's cache has the arena's bytes
+too); `kv` (`kv_int4`): injected; `ceiling`: the prompts are already in vLLM's prefix cache.
 """
 
 from vllm_common import TAIL_TOKENS, Results, left, main
@@ -15,11 +15,14 @@ def run(engine, options) -> None:
                       ("shape", "users", "mode", "fact_tokens"))
     kv = "kv_int4" if options.codec == "int4" else "kv"
     wanted = options.modes.split(",") if options.modes else ["text", "kv", "ceiling"]
+    if options.large_cache:
+        wanted = ["text"]
+    names = {"kv": kv, "text": "text_large_cache" if options.large_cache else "text"}
     wanted = [mode for mode in wanted if mode != "text_cached"]
     counts = [int(count) for count in options.users.split(",")]
     memories = [engine.facts(tokens=options.fact_tokens)
                 for _ in range(min(options.memories, max(counts)))]
-    for memory in memories:
+    for memory in memories if "kv" in wanted or "ceiling" in wanted else []:
         engine.capture(memory)
     engine.worker.native.flush()  # what is still copied to host memory would be measured too
     print(f"captured; {left(options):.0f} s left", flush=True)
@@ -37,6 +40,7 @@ def run(engine, options) -> None:
     for users in sorted(counts):
         rounds = {1: 6, 10: 4}.get(users, 2)
         taken = {mode: ([], []) for mode in wanted}
+        host = {mode: [] for mode in wanted}
         for round_number in range(-1, rounds):
             for mode in wanted:
                 if left(options) < 15:
@@ -47,21 +51,26 @@ def run(engine, options) -> None:
                 if mode == "text" and users >= 50 and round_number == -1:
                     continue
                 requests = [request(mode, user, round_number) for user in range(users)]
+                engine.hooks.clear()
                 seconds, first = engine.batch(requests)
                 if round_number >= 0:  # the first one warms up, and fills the prefix cache
                     taken[mode][0].append(seconds)
                     taken[mode][1].extend(first)
+                    host[mode].append(sum(engine.hooks.seconds.values()) / users)
         for mode in wanted:
             seconds, first = taken[mode]
             first.sort()
             results.add({
-                "shape": options.shape, "users": users, "mode": kv if mode == "kv" else mode,
+                "shape": options.shape, "users": users, "mode": names.get(mode, mode),
                 "fact_tokens": options.fact_tokens, "output_tokens": OUTPUT_TOKENS,
                 "requests_per_s": round(users * len(seconds) / sum(seconds), 2),
                 "ttft_p50_ms": round(1e3 * first[len(first) // 2], 2),
                 "ttft_p99_ms": round(1e3 * first[int(0.99 * (len(first) - 1))], 2),
                 "rounds": len(seconds), "memories": len(memories),
-                **({"codec": options.codec} if mode == "kv" else {})})
+                # The connector's hooks up to the launch, in every step of these requests.
+                **({"codec": options.codec,
+                    "host_ms": round(1e3 * sum(host[mode]) / len(host[mode]), 3)}
+                   if mode == "kv" else {})})
 
 
 if __name__ == "__main__":

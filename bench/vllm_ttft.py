@@ -9,14 +9,14 @@ One repetition runs every mode once, so that what drifts hits all of them alike.
 
 import statistics
 
-from vllm_common import SYSTEM_TOKENS, TAIL_TOKENS, HookTime, Results, left, main, summary
+from vllm_common import SYSTEM_TOKENS, TAIL_TOKENS, Results, left, main, summary
 
 
 def run(engine, options) -> None:
     results = Results(options.out / "ttft.json", ("shape", "k", "mode", "system_tokens"))
     kv = "kv_int4" if options.codec == "int4" else "kv"
     wanted = options.modes.split(",") if options.modes else ["text", "text_cached", "kv", "ceiling"]
-    hooks = HookTime(engine)
+    hooks = engine.hooks
     counts = [int(k) for k in options.facts.split(",")]
     system, facts = engine.ids(SYSTEM_TOKENS), engine.facts(max(counts))
     engine.capture([system])
