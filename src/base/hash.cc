@@ -150,22 +150,27 @@ std::string HexEncode(std::span<const std::uint8_t> bytes) {
 }
 
 Result<std::vector<std::uint8_t>> HexDecode(std::string_view text) {
-  const auto digit = [](char c) -> int {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-  };
-  if (text.size() % 2 != 0) return InvalidArgument("hexadecimal text has an odd length");
-  std::vector<std::uint8_t> bytes;
-  bytes.reserve(text.size() / 2);
-  for (std::size_t i = 0; i < text.size(); i += 2) {
-    const int high = digit(text[i]), low = digit(text[i + 1]);
-    if (high < 0 || low < 0) {
-      return InvalidArgument("hexadecimal text has a wrong digit at character " +
-                             std::to_string(i));
+  static constexpr std::array<std::int8_t, 256> kDigits = [] {
+    std::array<std::int8_t, 256> digits{};
+    digits.fill(-1);
+    for (int i = 0; i < 10; ++i)
+      digits[static_cast<std::size_t>('0' + i)] = static_cast<std::int8_t>(i);
+    for (int i = 0; i < 6; ++i) {
+      digits[static_cast<std::size_t>('a' + i)] = static_cast<std::int8_t>(10 + i);
+      digits[static_cast<std::size_t>('A' + i)] = static_cast<std::int8_t>(10 + i);
     }
-    bytes.push_back(static_cast<std::uint8_t>(high << 4 | low));
+    return digits;
+  }();
+  if (text.size() % 2 != 0) return InvalidArgument("hexadecimal text has an odd length");
+  std::vector<std::uint8_t> bytes(text.size() / 2);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const int high = kDigits[static_cast<std::uint8_t>(text[2 * i])];
+    const int low = kDigits[static_cast<std::uint8_t>(text[2 * i + 1])];
+    if ((high | low) < 0) {
+      return InvalidArgument("hexadecimal text has a wrong digit at character " +
+                             std::to_string(2 * i));
+    }
+    bytes[i] = static_cast<std::uint8_t>(high << 4 | low);
   }
   return bytes;
 }
