@@ -6,6 +6,7 @@
 /// Whoever forgets to order two streams, or frees what one still reads, sees wrong bytes.
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
@@ -52,10 +53,11 @@ class LazyDevice : public kernels::Device {
   }
   Result<bool> Done(std::uint64_t event) override {
     const std::lock_guard lock(mutex_);
-    return done_.contains(event);
+    return !held_ && done_.contains(event);
   }
   Status Wait(std::uint64_t event) override {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    released_.wait(lock, [&] { return !held_; });
     Reach(event);
     return OkStatus();
   }
@@ -86,6 +88,14 @@ class LazyDevice : public kernels::Device {
     }
   }
   int launches() const { return launches_; }
+  /// From now on whoever asks for an event, or waits for one, sees nothing happen; until released.
+  void HoldEvents(bool held) {
+    {
+      const std::lock_guard lock(mutex_);
+      held_ = held;
+    }
+    released_.notify_all();
+  }
   /// This stream cannot be made to wait from now on; 0: every stream can.
   void BreakWaitsOf(std::uintptr_t stream) { broken_stream_ = stream; }
 
@@ -161,6 +171,8 @@ class LazyDevice : public kernels::Device {
 
   std::unique_ptr<kernels::Device> host_;
   std::recursive_mutex mutex_;
+  std::condition_variable_any released_;
+  bool held_ = false;
   std::mt19937_64 random_;
   std::map<std::uintptr_t, std::deque<Operation>> queues_;
   std::map<std::uint64_t, std::uintptr_t> recorded_on_;

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/bytes.h"
@@ -112,9 +115,11 @@ class ConnectorDeviceTest : public ::testing::Test {
   }
 
   std::int32_t Match(const std::string& request) {
-    for (;;) {
+    for (int step = 0;; ++step) {
       const std::optional<std::int32_t> matched = scheduler_->MatchedTokens(request, 0);
       if (matched) return *matched;
+      if (step > 100) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (step > 3000) throw std::runtime_error("a request waits for ever");
       if (impatient_) now_ms_ += PromotionPlanner::kStallMs + 1;
       EmptyStep();
     }
@@ -456,7 +461,10 @@ TEST_F(ConnectorDeviceTest, ErasedOrClearedWhileItIsPromotedItDoesNotComeBack) {
     scheduler_->Add("waits", SignTransferRequest(transfer, prompt, AsBytes(kSecret)), prompt,
                     "salt", 5);
     EXPECT_EQ(scheduler_->MatchedTokens("waits", 0), std::nullopt);
-    EmptyStep();  // on its way
+    if (seed > 3) device_->HoldEvents(true);
+    EmptyStep();
+    // On its way: asked for, or already being copied.
+    if (seed > 3) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     if (seed % 3 == 0) {
       const KvKey key = TestKey(10 * seed);
       scheduler_->Erase(std::span(&key, 1));
@@ -466,8 +474,11 @@ TEST_F(ConnectorDeviceTest, ErasedOrClearedWhileItIsPromotedItDoesNotComeBack) {
       scheduler_->Clear();
     }
     EXPECT_EQ(scheduler_->MatchedTokens("waits", 0), 0);
+    if (seed % 3 == 2) device_->HoldEvents(false);  // a store is cleared when its copies have ended
     EmptyStep();
+    device_->HoldEvents(false);
     device_->Finish();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EmptyStep();
     scheduler_->Finished("waits");
     EmptyStep();
