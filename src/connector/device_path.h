@@ -73,6 +73,8 @@ class DevicePath {
   /// table's first block begins with. \return kNotFound if no tier has the block.
   Status AddLoad(const LoadPiece& piece, std::span<const std::int32_t> table,
                  std::int32_t table_begin, std::uintptr_t stream);
+  /// To be called before the AddLoad of many pieces.
+  void PrepareLoads(std::span<const LoadPiece> pieces) { tier_->Prefetch(pieces); }
   Status LaunchInject(std::uintptr_t stream);
   /// Forgets what has been added and not launched.
   void Discard();

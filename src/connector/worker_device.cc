@@ -40,6 +40,7 @@ Status ConnectorWorker::LoadOnDevice(std::uintptr_t stream) {
     const std::int64_t end = std::int64_t{load.pieces.back().position} + load.pieces.back().count;
     const std::int32_t first_block = load.pieces.front().position / options_.block_slots;
     InjectedTokens injected{load.request, 0};
+    device_->PrepareLoads(load.pieces);
     for (const LoadPiece& piece : load.pieces) {
       Status added = NotFound("the range cannot be written");
       if (rope_ != nullptr && piece.position >= load.pieces.front().position &&
