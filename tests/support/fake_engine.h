@@ -1,6 +1,7 @@
 #ifndef INFERSCALE_TESTS_SUPPORT_FAKE_ENGINE_H_
 #define INFERSCALE_TESTS_SUPPORT_FAKE_ENGINE_H_
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -74,6 +75,10 @@ class FakeEngine : public Engine {
       {
         std::lock_guard lock(mutex_);
         encoded.push_back(request);
+        if (hold_outcomes) {
+          held.push_back([on_outcome, outcome] { on_outcome(outcome); });
+          continue;
+        }
         if (encode_status.ok()) stored_.insert(request.info.key);
       }
       on_outcome(outcome);
@@ -142,8 +147,15 @@ class FakeEngine : public Engine {
     stored_.erase(key);
   }
 
+  std::size_t Held() const {
+    std::lock_guard lock(mutex_);
+    return held.size();
+  }
+
   std::string answer = "fine";
   Status encode_status;
+  bool hold_outcomes = false;  ///< of encodings, which then wait in `held`
+  std::vector<std::function<void()>> held;
   bool no_place = false;  ///< a template without a system message
   std::vector<EncodeRequest> encoded;
   std::vector<Composition> compositions;

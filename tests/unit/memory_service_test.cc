@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <mutex>
 #include <thread>
@@ -330,6 +331,15 @@ TEST_F(MemoryServiceTest, AnOwnersPrimerIsSeenByAllFactsOnceItIsFullAndWhenOneOf
   ASSERT_TRUE(service_->WaitIdle().ok());
   EXPECT_EQ(seen(), (std::vector<std::size_t>{2, 2, 2, 3}));
   EXPECT_EQ(engine_->encoded.size(), encoded + 4);
+}
+
+TEST_F(MemoryServiceTest, AServiceThatEndsDoesNotWaitForItsEncodings) {
+  engine_->hold_outcomes = true;
+  Open(/*background=*/true);
+  AddOne("ada", "an engine that hangs");
+  while (engine_->Held() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  service_.reset();
+  for (const auto& late : engine_->held) late();  // an outcome that comes later does no harm
 }
 
 TEST_F(MemoryServiceTest, FactsWithoutNamesAreEncodedBehindTheirOwnersOnceThereAreEnough) {

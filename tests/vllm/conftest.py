@@ -177,7 +177,7 @@ def say(request, what: str) -> None:
         print(f"\n{what}")
 
 
-def write_tiny_llama(folder: pathlib.Path, vocabulary: int) -> str:
+def write_tiny_llama(folder: pathlib.Path, vocabulary: int, seed: int = 11) -> str:
     """A Llama with random weights: 4 layers, 4 heads over 2 KV heads."""
     import torch
     from safetensors.torch import save_file
@@ -185,7 +185,7 @@ def write_tiny_llama(folder: pathlib.Path, vocabulary: int) -> str:
     # Heads of 64: every attention kernel of a GPU takes them.
     dim = 64 if DEVICE == "cuda" else 32
     hidden, heads, kv_heads, inner, layers = 4 * dim, 4, 2, 256, 4
-    torch.manual_seed(11)
+    torch.manual_seed(seed)
 
     def random(*shape):
         return torch.randn(*shape) * (shape[-1] ** -0.5)

@@ -1,6 +1,8 @@
 """The gateway in front of vLLM's API server, each a process of its own: what the tests of the whole
 way start, ask and end."""
 
+import functools
+import http.server
 import json
 import os
 import pathlib
@@ -9,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -52,6 +55,11 @@ class Process:
             pytest.fail(f"ended with {self.process.returncode}:\n{self.log.read_text()[-4000:]}")
 
 
+@functools.cache
+def trusting_in(ca: pathlib.Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca)
+
+
 def request(url: str, body=None, method: str | None = None, key: str = "", timeout: float = 120,
             ca: pathlib.Path | None = None):
     """(status, answer). `ca`: of an https URL."""
@@ -61,7 +69,7 @@ def request(url: str, body=None, method: str | None = None, key: str = "", timeo
     data = None if body is None else json.dumps(body).encode()
     wanted = urllib.request.Request(url, data, headers, method=method)
     try:
-        trusting = ssl.create_default_context(cafile=ca) if ca else None
+        trusting = trusting_in(ca) if ca else None
         with urllib.request.urlopen(wanted, timeout=timeout, context=trusting) as answer:
             text = answer.read().decode()
             status = answer.status
@@ -183,6 +191,42 @@ class Pair:
             gateway.end()
         if self.vllm is not None:
             self.vllm.end()
+
+
+class Between:
+    """Stands in front of a pair's server and takes the transfer parameters out of streamed requests:
+    an engine that injects nothing."""
+
+    def __init__(self, pair: Pair) -> None:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def pass_on(self) -> None:
+                text = self.rfile.read(int(self.headers.get("content-length") or 0))
+                body = json.loads(text) if text else None
+                if body and body.get("stream"):
+                    body.pop("kv_transfer_params", None)
+                status, answer = request(pair.vllm_url + self.path, body, self.command, pair.key,
+                                         ca=pair.ca)
+                out = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(out)))
+                self.end_headers()
+                self.wfile.write(out)
+
+            do_GET = do_POST = pass_on
+
+            def log_message(self, *_) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def __enter__(self) -> "Between":
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
 
 class Gateway:

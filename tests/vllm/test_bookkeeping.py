@@ -35,7 +35,7 @@ def pins(engine) -> int:
     return engine.scheduler.native.counters()["pins"]
 
 
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 63, 65, 100, 188])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 63, 65, 100, 188])
 def test_kv_at_its_own_place_equals_a_cold_prefill(engine, length):
     prompt = ids(length, length) + ids(9, 1)
     blocks = [(key_of("own", length), 0, length)]
@@ -222,6 +222,40 @@ def test_no_exception_leaves_a_hook(engine, monkeypatch, side, hook):
     engine.run(prompt, "capture", blocks)
     tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
     assert_same((tokens, logprobs), cold)
+
+
+def test_no_exception_leaves_a_hook_beside_the_steps(engine, monkeypatch):
+    class Broken:
+        def __getattr__(self, name):
+            raise RuntimeError("on purpose")
+
+    class Unable:
+        refusal = ""
+
+        def register(self, caches):
+            raise RuntimeError("on purpose")
+
+        def refuse(self, why):
+            self.refusal = why
+
+    ours = next(c for c in engine.connectors if c.scheduler is not None)
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "scheduler", Broken())
+        assert ours.get_kv_connector_stats() is None
+        assert ours.reset_cache() is False
+        assert ours.shutdown() is None and ours.discard_plan() is None
+        assert ours.set_xfer_handshake_metadata({0: object()}) is None
+    assert ours.failures == 5
+    theirs = next(c for c in engine.connectors if c.worker is not None)
+    theirs.failures = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(theirs, "worker", Broken())
+        assert theirs.get_handshake_metadata() is None
+        patch.setattr(theirs, "worker", Unable())
+        theirs.register_kv_caches({})
+        assert "on purpose" in theirs.worker.refusal
+    assert theirs.failures == 2
+    ours.failures = theirs.failures = 0
 
 
 def test_what_a_broken_plan_was_to_load_is_loaded_in_no_later_step(engine, monkeypatch):

@@ -3,17 +3,18 @@
 A tiny random Llama; the server is started twice: with two ranks, and again after it was killed.
 """
 
+import json
 import os
 import pathlib
 import signal
 import subprocess
 
 import pytest
-from serving import BINARY, Gateway, Pair, request
+from serving import BINARY, Between, Gateway, Pair, request
 
 FACTS = ["Maya parked her car at the harbour.", "Maya has two cats called Mimi and Tom.",
          "Maya works as a nurse in the city hospital."]
-OWNERS = [f"owner-{number}" for number in range(8)]
+OWNERS = [f"owner-{number}" for number in range(14)]
 RANKS = (0, 1)
 
 
@@ -21,7 +22,7 @@ RANKS = (0, 1)
 def pair(tiny_chat_model, tmp_path_factory):
     # Workers inside the engines' processes: half of the processes to wait for.
     pair = Pair(tmp_path_factory.mktemp("ranks"), tiny_chat_model, tls=True,
-                options=("--distributed-executor-backend", "uni"))
+                options=("--distributed-executor-backend", "uni", "--max-model-len", "4096"))
     try:
         start(pair)
         yield pair
@@ -43,11 +44,11 @@ def gateway(pair):
     return gateway
 
 
-def serve_once(pair: Pair, *flags: str):
+def serve_once(pair: Pair, *flags: str, **environment: str):
     return subprocess.run([str(BINARY), "serve", "--listen", "127.0.0.1:0", "--data-dir",
                            str(pair.folder / "refused"), *flags],
-                          env=os.environ | pair.environment(), capture_output=True, text=True,
-                          timeout=60)
+                          env=os.environ | pair.environment() | environment, capture_output=True,
+                          text=True, timeout=60)
 
 
 def test_a_certificate_that_nobody_trusted_signed_is_refused(pair):
@@ -57,6 +58,28 @@ def test_a_certificate_that_nobody_trusted_signed_is_refused(pair):
     assert "certificate" in done.stderr and "--vllm-ca-file" in done.stderr, done.stderr
     done = serve_once(pair, *without, "--vllm-ca-file", "/nowhere/ca.pem")
     assert done.returncode != 0 and "/nowhere/ca.pem" in done.stderr, done.stderr
+
+
+def test_another_key_is_refused(pair):
+    done = serve_once(pair, *pair.flags(), INFERSCALE_VLLM_KEY="another")
+    assert done.returncode != 0 and "API key" in done.stderr and "another" not in done.stderr
+
+
+def test_doctor_leaves_nothing_behind_when_its_chat_injects_nothing(pair):
+    flags = pair.flags()
+    with Between(pair) as between:
+        flags[flags.index(pair.vllm_url)] = between.url
+        done = subprocess.run([str(BINARY), "doctor", "--json", "--data-dir",
+                               str(pair.folder / "doctor"), "--extractor-url",
+                               "http://127.0.0.1:9/v1", "--extractor-model", "none", *flags],
+                              env=os.environ | pair.environment(), capture_output=True, text=True,
+                              timeout=60)
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert not checks["encoding"]["ok"], checks
+    assert "injected nothing" in checks["encoding"]["detail"]
+    assert "erased again" in checks["encoding"]["detail"]
+    assert [pair.control("stats", rank=rank)["blocks"] for rank in RANKS] == [0, 0]
+    assert not pair.files()
 
 
 def injects(gateway: Gateway, owner: str) -> bool:
@@ -77,8 +100,7 @@ def test_a_gateway_before_its_second_rank_serves_with_the_first(pair, gateway):
 
 def test_a_rank_that_appears_later_gets_its_owners(pair, gateway):
     gateway.appear()
-    # Found, and its rotation measured: nobody has sent it a request by then.
-    pair.until(lambda: pair.control("hello", rank=1)["rotation_known"])
+    pair.until(lambda: "rank 1 serves KV" in (pair.folder / "data.log").read_text())
     for owner in OWNERS[1:]:
         assert gateway.add(FACTS, owner)[0] == 200
     gateway.wait()
@@ -88,6 +110,22 @@ def test_a_rank_that_appears_later_gets_its_owners(pair, gateway):
         assert injects(gateway, owner), owner
     after = [pair.control("stats", rank=rank)["injected_tokens"] for rank in RANKS]
     assert all(b > a for a, b in zip(before, after, strict=True)), (before, after)
+
+
+def test_of_fifty_facts_none_is_computed(pair, gateway):
+    """What is computed is the same as behind one fact: footer and question."""
+    computed = []
+    for owner, count in (("few", 1), ("many", 50)):
+        facts = [f"Maya saw {number} birds on day {number} of her journey." for number in range(count)]
+        assert gateway.add(facts, owner)[0] == 200
+        gateway.wait()
+        status, answer = gateway.chat("What did Maya see?", owner, max_tokens=1,
+                                      memory={"remember": False, "top_k": 50})
+        assert status == 200, answer
+        memory = answer["memory"]
+        assert len(memory["facts"]) == count and memory["fallback"] == [], memory
+        computed.append(memory["computed_tokens"])
+    assert computed[0] == computed[1] < 40
 
 
 def test_an_erasure_is_acknowledged_by_every_rank(pair, gateway):

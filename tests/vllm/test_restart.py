@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from conftest import Engine, assert_same, key_of
+from conftest import Engine, assert_same, key_of, write_tiny_llama
 from test_bookkeeping import BLOCK, ids, spans
 
 
@@ -13,6 +13,25 @@ def start(tiny_model, folder, ranks):
                     extra={"folder": str(folder / "kv"), "file_bytes": "64M"})
     engine.probe()
     return engine
+
+
+def test_another_models_store_is_not_served(tiny_model, tmp_path):
+    prompt, blocks = ids(60, 210), [(key_of("model"), 0, 50)]
+    engine = start(tiny_model, tmp_path, 1)
+    engine.run(prompt, "capture", blocks)
+    engine.close()
+    other = tmp_path / "other"
+    other.mkdir()
+    engine = start(write_tiny_llama(other, 512, seed=12), tmp_path, 1)
+    cold = engine.run(prompt, tokens=3)
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == 0 and said["fallback"] == {"not_ready": 1}
+    assert_same((tokens, logprobs), cold)
+    engine.run(prompt, "capture", blocks)
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == 50
+    assert_same((tokens, logprobs), cold)
+    engine.close()
 
 
 @pytest.mark.parametrize("ranks", [2])

@@ -74,9 +74,9 @@ VllmEngine::VllmEngine() : impl_(std::make_shared<Impl>()) {}
 VllmEngine::~VllmEngine() {
   std::unique_lock lock(impl_->mutex);
   for (const auto& generation : impl_->generations) generation->Cancel();
+  if (impl_->cluster != nullptr) impl_->cluster->Stop();
   impl_->ended.wait(lock, [&] { return impl_->generations.empty(); });
   lock.unlock();
-  if (impl_->cluster != nullptr) impl_->cluster->Stop();
   impl_->encoder.reset();
   impl_->cluster.reset();
 }
