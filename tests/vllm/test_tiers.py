@@ -4,7 +4,7 @@ no arena, through the path of a device, where its cache has strides."""
 import random
 
 import pytest
-from conftest import DEVICE, EXACT, Engine, difference, key_of
+from conftest import DEVICE, Engine, assert_same, key_of
 
 USERS, FACTS, TOKENS = 6, 10, 30
 TOKEN_BYTES = 2 * 4 * 2 * (64 if DEVICE == "cuda" else 32) * 4  # the tiny model's, in f32
@@ -71,8 +71,7 @@ def test_users_in_turn_get_the_same_answers_as_from_a_large_arena(engine, answer
         tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=4)
         assert (cached, said["injected_tokens"]) == (FACTS * TOKENS, FACTS * TOKENS)
         assert said["fallback"] == {}
-        assert tokens == answers[user][0]
-        assert difference(logprobs, answers[user][1]) < EXACT
+        assert_same((tokens, logprobs), answers[user])
         assert at_rest(engine)
     now = counters(engine)
     assert now["waits"] - before["waits"] >= USERS
@@ -100,12 +99,14 @@ def test_all_users_at_once_take_turns(engine, answers):
         transfer = engine.transfer("inject", prompt, blocks, salt)
         requests.append({"prompt_token_ids": prompt, "cache_salt": salt})
         sampling.append(SamplingParams(
-            temperature=0, max_tokens=4, detokenize=False, ignore_eos=True,
+            temperature=0, max_tokens=4, logprobs=5, detokenize=False, ignore_eos=True,
             extra_args={"kv_transfer_params": {"inferscale": transfer}}))
     for number, output in enumerate(engine.llm.generate(requests, sampling, use_tqdm=False)):
         said = output.kv_transfer_params["inferscale"]
         assert said["injected_tokens"] == FACTS * TOKENS, said
-        assert list(output.outputs[0].token_ids) == answers[number % USERS][0]
+        answer = output.outputs[0]
+        logprobs = [{i: p.logprob for i, p in place.items()} for place in answer.logprobs]
+        assert_same((list(answer.token_ids), logprobs), answers[number % USERS])
     assert at_rest(engine)
     assert counters(engine)["waits_given_up"] == 0
 
@@ -131,8 +132,9 @@ def test_aborted_while_it_waits_it_leaves_nothing_behind(engine, answers):
         assert at_rest(engine)
     assert aborted >= USERS
     prompt, blocks = memory(1)
-    tokens, _, _, said = engine.run(prompt, "inject", blocks, tokens=4)
-    assert tokens == answers[1][0] and said["injected_tokens"] == FACTS * TOKENS
+    tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=4)
+    assert said["injected_tokens"] == FACTS * TOKENS
+    assert_same((tokens, logprobs), answers[1])
 
 
 def test_a_request_larger_than_the_arena_is_loaded_when_it_is_scheduled(engine):
@@ -142,7 +144,7 @@ def test_a_request_larger_than_the_arena_is_loaded_when_it_is_scheduled(engine):
     before = counters(engine)["waits_given_up"]
     tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=4)
     assert said["injected_tokens"] == len(blocks) * TOKENS
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
     assert counters(engine)["waits_given_up"] == before + 1
     assert at_rest(engine)
 
@@ -178,5 +180,5 @@ def test_erased_while_it_waits_it_is_computed(engine, answers):
         engine.scheduler.native = native
     assert asked[0] is None
     assert said["injected_tokens"] == 3 * TOKENS
-    assert tokens == cold[0] and difference(logprobs, cold[1]) < EXACT
+    assert_same((tokens, logprobs), cold)
     assert at_rest(engine)
