@@ -151,6 +151,9 @@ class CudaTransfer : public DeviceTransfer {
     INFERSCALE_RETURN_IF_ERROR(
         ToStatus(cudaStreamSynchronize(cudaStreamLegacy), "copying tables to the GPU"));
     DescribeGeometry(rope, layout);
+    INFERSCALE_RETURN_IF_ERROR(ToStatus(
+        cudaDeviceGetAttribute(&geometry_.processors, cudaDevAttrMultiProcessorCount, ordinal_),
+        "asking for the GPU's size"));
     INFERSCALE_RETURN_IF_ERROR(ToStatus(PrepareKernels(), "loading the kernels"));
     return ring_.Open(static_cast<std::size_t>(setup_.max_facts()) *
                           (sizeof(FactDescriptor) + sizeof(std::int32_t)) +
@@ -163,7 +166,7 @@ class CudaTransfer : public DeviceTransfer {
                       const std::int32_t* block_table, std::int32_t table_blocks,
                       std::uintptr_t stream) override {
     const std::int32_t tile_tokens =
-        support_.inject ? VectorTileTokens(geometry_) : kGenericTileTokens;
+        support_.inject ? VectorInjectTileTokens(geometry_) : kGenericTileTokens;
     return Run(facts, fact_count, block_table, table_blocks, Direction::kInject, tile_tokens,
                support_.inject ? LaunchVectorInject : LaunchGenericInject, StreamOf(stream));
   }

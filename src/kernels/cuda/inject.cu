@@ -285,10 +285,16 @@ Kernel KernelFor(const Geometry& geometry) {
 
 }  // namespace
 
-cudaError_t PrepareVectorInject(const Geometry& geometry) { return Prepare(KernelFor(geometry)); }
+cudaError_t PrepareVectorInject(const Geometry& geometry) {
+  return TakesQuantisedInject(geometry) ? PrepareQuantisedInject(geometry)
+                                        : Prepare(KernelFor(geometry));
+}
 
 cudaError_t LaunchVectorInject(const Geometry& geometry, const Arguments& arguments,
                                std::int64_t tiles, cudaStream_t stream) {
+  if (TakesQuantisedInject(geometry)) {
+    return LaunchQuantisedInject(geometry, arguments, tiles, stream);
+  }
   const std::int64_t blocks = tiles * 2 * geometry.layers;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   KernelFor(geometry)<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(geometry, arguments);

@@ -33,4 +33,15 @@ std::int32_t VectorTileTokens(const Geometry& geometry) {
   return kWarps * std::min(rows_per_warp(geometry.key_dim), rows_per_warp(geometry.value_dim));
 }
 
+bool TakesQuantisedInject(const Geometry& geometry) {
+  return Quantised(geometry.codec) && geometry.pairing == RopePairing::kHalf &&
+         geometry.key_dim == kUsualDim && geometry.value_dim == kUsualDim &&
+         geometry.width == kUsualDim;
+}
+
+std::int32_t VectorInjectTileTokens(const Geometry& geometry) {
+  const std::int32_t tokens = VectorTileTokens(geometry);
+  return TakesQuantisedInject(geometry) ? tokens / kWarps : tokens;
+}
+
 }  // namespace inferscale::kernels::cuda

@@ -3,8 +3,8 @@
 
 /// \file vector.cuh
 /// What the vector kernels share. A row of `dim` elements is moved by dim / 16 lanes, each with two
-/// chunks of eight. Nothing is fused into multiply-adds and conversions round to nearest even, so
-/// the bits are the CPU kernels' (except that a NaN may be another NaN).
+/// chunks of eight. Nothing inexact is fused into multiply-adds and conversions round to nearest
+/// even, so the bits are the CPU kernels' (except that a NaN may be another NaN).
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

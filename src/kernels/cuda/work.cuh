@@ -24,6 +24,8 @@ inline constexpr int kLaneElements = 16;
 inline constexpr int kChunk = 8;
 /// Largest head dimension of a quantised vector capture: a lane has one chunk of a value row.
 inline constexpr int kMaxGroupDim = 32 * kChunk;
+/// Head dimension of most models, for which quantised injection has kernels of its own.
+inline constexpr int kUsualDim = 128;
 
 /// The keys or the values of a cache; strides in bytes.
 struct CacheSide {
@@ -46,6 +48,7 @@ struct Geometry {
   const std::int32_t* layer_group = nullptr;  ///< device; [layers]
   std::int64_t positions = 0;
   std::int32_t width = 0;
+  std::int32_t processors = 0;  ///< multiprocessors of the GPU
 };
 
 /// The work of one call. Where it is small it travels in the kernel's own parameters: a copy to the
@@ -59,8 +62,8 @@ struct Arguments {
   /// The facts, the first tile of each, and the block table. Set as far as it is used.
   alignas(16) std::uint8_t bytes[kInlineBytes];
 };
-// What every GPU and driver takes.
-static_assert(sizeof(Geometry) + sizeof(Arguments) <= 4096);
+// What every GPU and driver takes, less room for what a kernel is told besides.
+static_assert(sizeof(Geometry) + sizeof(Arguments) <= 4096 - 64);
 
 /// Where a kernel finds its Arguments' parts: in device memory or among its parameters, so that
 /// they are read by plain loads, not by those of global memory (__ldg).
@@ -150,6 +153,19 @@ __device__ inline std::int32_t KeyGroupOf(std::int32_t tokens, std::int32_t toke
   return static_cast<std::int32_t>(numerator / std::uint64_t(tokens));
 }
 
+/// KeyGroupBegin, by the shorter division where the numbers allow it.
+__device__ inline std::int32_t FirstOfKeyGroup(std::int32_t tokens, std::int32_t group) {
+  const std::int32_t groups = KeyGroups(tokens);
+  if (group == 0) return 0;
+  if (group == groups) return tokens;
+  const std::uint64_t numerator = std::uint64_t(group) * std::uint64_t(tokens);
+  if (numerator >> 32 == 0) {
+    return static_cast<std::int32_t>(static_cast<std::uint32_t>(numerator) /
+                                     static_cast<std::uint32_t>(groups));
+  }
+  return static_cast<std::int32_t>(numerator / std::uint64_t(groups));
+}
+
 /// Part of a call: tokens [first, first + count) of a descriptor, counted from its first one.
 struct TokenTile {
   FactDescriptor fact;
@@ -186,8 +202,8 @@ __device__ inline TokenTile FindTile(const Work& work, std::int32_t tile) {
   found.fact.slot = static_cast<std::int32_t>(tail.z);
   if (work.tile_tokens == 0) {
     found.key_group = tile - begin;
-    found.first = KeyGroupBegin(found.fact.tokens, found.key_group);
-    found.count = KeyGroupBegin(found.fact.tokens, found.key_group + 1) - found.first;
+    found.first = FirstOfKeyGroup(found.fact.tokens, found.key_group);
+    found.count = FirstOfKeyGroup(found.fact.tokens, found.key_group + 1) - found.first;
   } else {
     found.first = (tile - begin) * work.tile_tokens;
     found.count = min(work.tile_tokens, found.fact.count - found.first);
@@ -195,26 +211,35 @@ __device__ inline TokenTile FindTile(const Work& work, std::int32_t tile) {
   return found;
 }
 
-/// Where head 0 of a token lies in a layer of the cache.
+/// Where head 0 of a token lies in each layer of the cache.
+__device__ inline std::int64_t RowOffsetOf(const Geometry& geometry, const CacheSide& side,
+                                           const Work& work, const FactDescriptor& fact,
+                                           std::int32_t token) {
+  const std::uint32_t slot =
+      static_cast<std::uint32_t>(fact.slot) + static_cast<std::uint32_t>(token);
+  if (work.block_table == nullptr) return std::int64_t{slot} * side.slot_stride;
+  const std::uint32_t block = slot / geometry.block_slots;
+  const std::uint32_t within = slot - block * geometry.block_slots;
+  return std::int64_t{work.block_table[block]} * side.block_stride +
+         std::int64_t{within} * side.slot_stride;
+}
 __device__ inline std::uint8_t* RowOf(const Geometry& geometry, const CacheSide& side,
                                       const Work& work, std::int32_t layer,
                                       const FactDescriptor& fact, std::int32_t token) {
-  const std::uint32_t slot =
-      static_cast<std::uint32_t>(fact.slot) + static_cast<std::uint32_t>(token);
-  std::uint8_t* base = side.base[layer];
-  if (work.block_table == nullptr) return base + std::int64_t{slot} * side.slot_stride;
-  const std::uint32_t block = slot / geometry.block_slots;
-  const std::uint32_t within = slot - block * geometry.block_slots;
-  return base + std::int64_t{work.block_table[block]} * side.block_stride +
-         std::int64_t{within} * side.slot_stride;
+  return side.base[layer] + RowOffsetOf(geometry, side, work, fact, token);
+}
+
+/// Angles of a token of the layers of a group.
+__device__ inline const float* AnglesOfGroup(const Geometry& geometry, std::int32_t group,
+                                             const FactDescriptor& fact, std::int32_t token) {
+  return geometry.cos_sin + (group * geometry.positions + fact.position + token) * geometry.width;
 }
 
 /// Angles of a token of a layer, or nullptr where the layer is not rotated.
 __device__ inline const float* AnglesOf(const Geometry& geometry, std::int32_t layer,
                                         const FactDescriptor& fact, std::int32_t token) {
   const std::int32_t group = __ldg(geometry.layer_group + layer);
-  if (group < 0) return nullptr;
-  return geometry.cos_sin + (group * geometry.positions + fact.position + token) * geometry.width;
+  return group < 0 ? nullptr : AnglesOfGroup(geometry, group, fact, token);
 }
 
 #endif  // __CUDACC__
@@ -226,8 +251,12 @@ struct VectorSupport {
 };
 VectorSupport VectorSupportOf(const Geometry& geometry, bool rows_aligned);
 
+/// Whether a vector injection has a kernel of its own (inject_quantised.cu).
+bool TakesQuantisedInject(const Geometry& geometry);
+
 /// Tokens of a tile of the vector kernels that do not take key groups as tiles.
 std::int32_t VectorTileTokens(const Geometry& geometry);
+std::int32_t VectorInjectTileTokens(const Geometry& geometry);
 inline constexpr std::int32_t kGenericTileTokens = 32;
 
 /// Asynchronous; `tiles` as Work::tile_begin counts them. The vector launches need VectorSupport.
@@ -235,6 +264,9 @@ inline constexpr std::int32_t kGenericTileTokens = 32;
 cudaError_t LaunchVectorInject(const Geometry&, const Arguments&, std::int64_t tiles, cudaStream_t);
 cudaError_t LaunchVectorCapture(const Geometry&, const Arguments&, std::int64_t tiles,
                                 cudaStream_t);
+/// For what TakesQuantisedInject() says yes to; LaunchVectorInject calls it.
+cudaError_t LaunchQuantisedInject(const Geometry&, const Arguments&, std::int64_t tiles,
+                                  cudaStream_t);
 cudaError_t LaunchGenericInject(const Geometry&, const Arguments&, std::int64_t tiles,
                                 cudaStream_t);
 cudaError_t LaunchGenericCapture(const Geometry&, const Arguments&, std::int64_t tiles,
@@ -242,6 +274,7 @@ cudaError_t LaunchGenericCapture(const Geometry&, const Arguments&, std::int64_t
 /// Load the kernels that the launches of this geometry take, which the first launch would do
 /// otherwise, waiting for the device. LaunchVectorCapture needs its call.
 cudaError_t PrepareVectorInject(const Geometry&);
+cudaError_t PrepareQuantisedInject(const Geometry&);
 cudaError_t PrepareVectorCapture(const Geometry&);
 cudaError_t PrepareGeneric();
 
