@@ -61,9 +61,11 @@ def trusting_in(ca: pathlib.Path) -> ssl.SSLContext:
 
 
 def request(url: str, body=None, method: str | None = None, key: str = "", timeout: float = 120,
-            ca: pathlib.Path | None = None):
-    """(status, answer). `ca`: of an https URL."""
+            ca: pathlib.Path | None = None, rank: str | None = None):
+    """(status, answer). `ca`: of an https URL; `rank`: data-parallel."""
     headers = {"content-type": "application/json"}
+    if rank:
+        headers["x-data-parallel-rank"] = rank
     if key:
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
@@ -205,7 +207,8 @@ class Between:
                 if body and body.get("stream"):
                     body.pop("kv_transfer_params", None)
                 status, answer = request(pair.vllm_url + self.path, body, self.command, pair.key,
-                                         ca=pair.ca)
+                                         ca=pair.ca,
+                                         rank=self.headers.get("x-data-parallel-rank"))
                 out = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(out)))
