@@ -41,6 +41,18 @@ __device__ inline void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
+/// The smaller and the larger number; a NaN where one is.
+__device__ inline float MinNan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+__device__ inline float MaxNan(float a, float b) {
+  float most;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+  return most;
+}
+
 /// `word & kMask | kOr` in one instruction, of which the compiler makes two.
 template <std::uint32_t kMask, std::uint32_t kOr>
 __device__ inline std::uint32_t MaskedOr(std::uint32_t word) {

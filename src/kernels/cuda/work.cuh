@@ -267,15 +267,19 @@ cudaError_t LaunchVectorCapture(const Geometry&, const Arguments&, std::int64_t 
 /// For what TakesQuantisedInject() says yes to; LaunchVectorInject calls it.
 cudaError_t LaunchQuantisedInject(const Geometry&, const Arguments&, std::int64_t tiles,
                                   cudaStream_t);
+/// Of a quantised codec; LaunchVectorCapture calls it.
+cudaError_t LaunchQuantisedCapture(const Geometry&, const Arguments&, std::int64_t tiles,
+                                   cudaStream_t);
 cudaError_t LaunchGenericInject(const Geometry&, const Arguments&, std::int64_t tiles,
                                 cudaStream_t);
 cudaError_t LaunchGenericCapture(const Geometry&, const Arguments&, std::int64_t tiles,
                                  cudaStream_t);
 /// Load the kernels that the launches of this geometry take, which the first launch would do
-/// otherwise, waiting for the device. LaunchVectorCapture needs its call.
+/// otherwise, waiting for the device.
 cudaError_t PrepareVectorInject(const Geometry&);
 cudaError_t PrepareQuantisedInject(const Geometry&);
 cudaError_t PrepareVectorCapture(const Geometry&);
+cudaError_t PrepareQuantisedCapture(const Geometry&);
 cudaError_t PrepareGeneric();
 
 /// Loads a kernel.
