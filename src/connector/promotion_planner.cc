@@ -59,6 +59,9 @@ bool PromotionPlanner::MustWait(const std::string& request, std::span<const Want
   for (const Wanted& block : blocks) {
     std::uint64_t& serial = waiting.kept[block.item.key];
     if (serial != block.serial) {
+      const auto kept = kept_.find(block.item.key);
+      const std::int64_t more = block.bytes - (kept != kept_.end() ? kept->second.bytes : 0);
+      if (kept_bytes_ + more > limit_bytes_) return GiveUp(waiting);  // came since its turn
       serial = block.serial;
       Keep(block, plan);
     } else if (!block.resident) {
@@ -76,9 +79,10 @@ void PromotionPlanner::Keep(const Wanted& block, StepPlan& plan) {
     ++kept.requests;
     return;
   }
+  const std::int32_t others = kept.serial == block.serial ? kept.requests : 0;
   kept_bytes_ += block.bytes - kept.bytes;
-  kept = {block.serial, block.bytes, 1, false};
-  std::erase(plan.release, key);
+  const bool sent = kept.requests > 0 || std::erase(plan.release, key) > 0;
+  kept = {block.serial, block.bytes, others + 1, false, sent};
   plan.promote.push_back(block.item);
 }
 
@@ -90,10 +94,11 @@ void PromotionPlanner::Release(const std::string& request, StepPlan& plan) {
     if (kept == kept_.end() || kept->second.serial != serial || --kept->second.requests > 0) {
       continue;
     }
+    const auto is_key = [&](const PromoteItem& item) { return item.key == key; };
+    const bool unsent = std::erase_if(plan.promote, is_key) > 0;
+    if (!unsent || kept->second.sent) plan.release.push_back(key);
     kept_bytes_ -= kept->second.bytes;
     kept_.erase(kept);
-    const auto is_key = [&](const PromoteItem& item) { return item.key == key; };
-    if (std::erase_if(plan.promote, is_key) == 0) plan.release.push_back(key);
   }
   requests_.erase(found);
   if (!requests_.empty()) last_progress_ = steady_ms_();  // there is room for the next one

@@ -79,6 +79,7 @@ class PromotionPlanner {
     std::int64_t bytes = 0;
     std::int32_t requests = 0;
     bool failed = false;
+    bool sent = false;  ///< the ranks may keep it from an earlier plan
   };
 
   bool Expired(const Request& request) const;

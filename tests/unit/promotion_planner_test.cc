@@ -161,6 +161,50 @@ TEST_F(PromotionPlannerTest, ABlockStoredAnewIsPromotedAnew) {
   EXPECT_EQ(planner_.kept_bytes(), 0);
 }
 
+TEST_F(PromotionPlannerTest, ABlockThatComesWhileItsRequestWaitsIsKeptIfThereIsRoom) {
+  EXPECT_TRUE(Ask("a", {Block(1, 400)}));
+  planner_.Changed(false);
+  EXPECT_TRUE(Ask("a", {Block(1, 400), Block(2, 300)}));
+  EXPECT_EQ(planner_.kept_bytes(), 700);
+  planner_.Changed(false);
+  EXPECT_FALSE(Ask("a", {Block(1, 400), Block(2, 300), Block(3, 100)}));
+  EXPECT_EQ(planner_.kept_bytes(), 700);
+  planner_.Clear();  // every block is gone; others come
+  EXPECT_TRUE(Ask("b", {Block(4, 300)}));
+  EXPECT_TRUE(Ask("c", {Block(5, 300)}));
+  planner_.Clear();
+  EXPECT_TRUE(Ask("b", {Block(6, 700)}));
+  EXPECT_FALSE(Ask("c", {Block(7, 700)}));
+  EXPECT_EQ(planner_.kept_bytes(), 700);
+  for (const char* const request : {"a", "b", "c"}) planner_.Release(request, plan_);
+  EXPECT_EQ(planner_.kept_bytes(), 0);
+}
+
+TEST_F(PromotionPlannerTest, WhatTheRanksKeepFromBeforeIsReleasedWhateverCameBetween) {
+  EXPECT_TRUE(Ask("a", {Block(1)}));
+  TakePlan();
+  planner_.Release("a", plan_);
+  EXPECT_TRUE(Ask("b", {Block(1)}));
+  planner_.Release("b", plan_);
+  const StepPlan plan = TakePlan();
+  EXPECT_TRUE(plan.promote.empty());
+  EXPECT_EQ(plan.release.size(), 1U);
+}
+
+TEST_F(PromotionPlannerTest, ABlockThatIsTriedAgainIsKeptForAllWhoWantIt) {
+  EXPECT_TRUE(Ask("a", {Block(1)}));
+  TakePlan();
+  planner_.Failed(TestKey(1));
+  EXPECT_TRUE(Ask("b", {Block(1)}));
+  TakePlan();
+  planner_.Release("a", plan_);
+  EXPECT_TRUE(TakePlan().empty());
+  EXPECT_EQ(planner_.kept_bytes(), 100);
+  planner_.Release("b", plan_);
+  EXPECT_EQ(TakePlan().release.size(), 1U);
+  EXPECT_EQ(planner_.kept_bytes(), 0);
+}
+
 TEST_F(PromotionPlannerTest, OnlyWithAnArenaOnEveryRank) {
   PromotionPlanner two(2, [] { return std::int64_t{0}; });
   two.SetArena(0, kArena);
