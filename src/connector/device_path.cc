@@ -130,7 +130,8 @@ std::int32_t DevicePath::Place(std::span<const std::int32_t> table, std::int32_t
 }
 
 // The arena may be full of what this step uses, or of what is still being written behind or
-// promoted: that ends by itself. What is kept for later steps goes last.
+// promoted: that ends by itself. What is kept for later steps goes last, and nobody is to wait for
+// it any longer.
 template <typename Attempt>
 Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t stream) {
   for (;;) {
@@ -143,6 +144,7 @@ Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t str
     } else if (promoter_->WaitForResult()) {
       TakePromoted();
     } else if (!kept_.empty()) {
+      for (const auto& [key, pin] : kept_) changes_.unpromoted.push_back(key);
       kept_.clear();
     } else {
       return pin;
@@ -163,9 +165,10 @@ Result<DeviceTier::Pin> DevicePath::PromoteNow(const KvKey& key) {
   if (info.geometry != geometry || info.codec != view.codec) {
     return NotFound("the KV block is of another shape or codec");
   }
-  return tier_->Promote(
-      {key, info.scope_tag, stored->tokens(), static_cast<std::int64_t>(stored->payload().size())},
-      stored->payload());
+  const auto bytes = static_cast<std::int64_t>(stored->payload().size());
+  // No room can be made for it: nothing else is to go for the attempt.
+  if (!tier_->CanHold(bytes)) return NotFound("the KV block is larger than the arena");
+  return tier_->Promote({key, info.scope_tag, stored->tokens(), bytes}, stored->payload());
 }
 
 Status DevicePath::AddLoad(const LoadPiece& piece, std::span<const std::int32_t> table,
@@ -197,6 +200,7 @@ Status DevicePath::AddCapture(const CaptureItem& item, const KvBlockInfo& info,
   const auto table = std::span(item.block_table).subspan(static_cast<std::size_t>(first_block));
   if (!Fits(tokens / options_.block_slots + 2)) INFERSCALE_RETURN_IF_ERROR(Launch(stream));
   const auto bytes = static_cast<std::int64_t>(kernels::PayloadBytes(options_.view, tokens));
+  if (!tier_->CanHold(bytes)) return ResourceExhausted("the KV block is larger than the arena");
   INFERSCALE_ASSIGN_OR_RETURN(
       DeviceTier::Pin pin, WithRoom(
                                [&] {

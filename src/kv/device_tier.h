@@ -84,6 +84,8 @@ class DeviceTier {
   /// The same, counted as neither hit nor miss.
   Pin Hold(const KvKey& key);
   bool Contains(const KvKey& key) const { return directory_.contains(key); }
+  /// Whether a block of so many bytes fits if nothing else is here.
+  bool CanHold(std::int64_t bytes) const { return bytes <= budget_bytes_; }
   /// Brings what Acquire touches into the processor's cache. A request's blocks lie apart from one
   /// another, and have mostly left it since they were last used: fetched one after the other they
   /// take longer than the launch.

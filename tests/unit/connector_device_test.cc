@@ -425,6 +425,49 @@ TEST_F(ConnectorDeviceTest, WhatIsKeptForARequestOutlivesWhatIsCapturedMeanwhile
   }
 }
 
+TEST_F(ConnectorDeviceTest, ForWhatNeverFitsNothingThatIsKeptGoes) {
+  Start(100 * kTokenBytes);
+  for (std::uint64_t fact = 0; fact < 8; ++fact) Run({{kCapture, Prompt().Fact(fact, 25)}});
+  std::int64_t promotions = 0;
+  matched_ = [&] {
+    Run({{kCapture, Prompt().Fact(50, 120)}});
+    EXPECT_EQ(done_[0].outcome.captured_blocks, 0);
+    for (std::uint64_t other = 0; other < 10; ++other) {
+      Run({{kCapture, Prompt().Fact(100 + other, 20)}});
+    }
+    promotions = worker_->DeviceStats().promotions;
+  };
+  EXPECT_TRUE(Run({{kInject, Prompt().Fact(0, 25).Fact(1, 25).Text(3, 9)}}).empty());
+  EXPECT_EQ(done_[0].outcome.injected_tokens, 50);
+  EXPECT_EQ(worker_->DeviceStats().promotions, promotions);
+}
+
+TEST_F(ConnectorDeviceTest, WhatIsGivenUpForAStepsOwnBlocksIsReported) {
+  Start(100 * kTokenBytes);
+  StepPlan keep;
+  keep.sequence = 1000;
+  for (std::uint64_t fact = 0; fact < 3; ++fact) {
+    Run({{kCapture, Prompt().Fact(fact, 25)}});
+    keep.promote.push_back({TestKey(fact), 7, 25});
+  }
+  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(keep)).ok());
+  auto report = ParseWorkerReport(worker_->TakeReport());
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->resident.size(), 3U);
+  EXPECT_TRUE(report->unpromoted.empty());
+  StepPlan store;
+  store.sequence = 1001;
+  std::vector<std::int32_t> table(60 / kBlockSlots + 1);
+  std::iota(table.begin(), table.end(), 1);
+  store.captures.push_back({"r", TestKey(9), 5, 7, 1, Numbers(60, 1), {}, table, 0});
+  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(store)).ok());
+  ASSERT_TRUE(worker_->CaptureOnDevice(kStream).ok());
+  report = ParseWorkerReport(worker_->TakeReport());
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->stored.size(), 1U);
+  EXPECT_EQ(report->unpromoted.size(), 3U);  // nobody waits for them any longer
+}
+
 TEST_F(ConnectorDeviceTest, AFactThatIsLostWhileItIsPromotedIsComputed) {
   Start(60 * kTokenBytes);
   for (std::uint64_t fact = 0; fact < 6; ++fact) Run({{kCapture, Prompt().Fact(fact, 20)}});
