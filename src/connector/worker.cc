@@ -92,6 +92,8 @@ Status ConnectorWorker::ListHeld() {
 Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
   placed_.clear();
   probe_positions_.clear();
+  // Of a step that did not end: the directory would wait for them, and evict them never.
+  for (const CaptureItem& item : plan_.captures) report_.lost.push_back({item.key, item.serial});
   plan_ = {};
   INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
   news_ = true;
@@ -306,6 +308,7 @@ Status ConnectorWorker::Capture(const Staging& staging) {
     (stored.ok() ? report_.stored : report_.lost).push_back({items[i]->key, items[i]->serial});
   }
   plan_.captures.clear();
+  news_ = true;
   return status;
 }
 

@@ -412,6 +412,30 @@ TEST_P(ConnectorTest, AWorkerThatHasRefusedFailsItsLoadsAndSaysSo) {
   EXPECT_EQ(later.fallbacks.at("model_unsupported"), 1);
 }
 
+TEST_P(ConnectorTest, ACaptureWhoseStepDidNotEndIsLostAndCanBeAskedForAgain) {
+  Probe();
+  const TokenIds prompt = Numbers(60, 1);
+  const CarriedTransfer capture =
+      Sign(TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
+  ASSERT_TRUE(scheduler_->Add("store", capture, prompt, "salt", 5));
+  scheduler_->Allocated("store", 0, Table(60));
+  scheduler_->Scheduled("store", 60, {}, false);
+  const auto begin = [&](std::span<const std::uint8_t> bytes) {
+    for (auto& worker : workers_) {
+      ASSERT_TRUE(worker->Begin(bytes).ok());
+      ASSERT_TRUE(scheduler_->TakeReport(worker->TakeReport()).ok());
+    }
+  };
+  begin(scheduler_->TakePlan());
+  ASSERT_TRUE(scheduler_->directory().Contains(KeyOf(1)));
+  EXPECT_EQ(scheduler_->Finished("store").captured_blocks, 1);  // as far as anybody knows
+  scheduler_->Erase(std::vector{KeyOf(3)});
+  begin(scheduler_->TakePlan());
+  EXPECT_FALSE(scheduler_->directory().Contains(KeyOf(1)));
+  EXPECT_EQ(Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}}).captured_blocks,
+            1);
+}
+
 TEST_P(ConnectorTest, UnsignedRequestsAreServedAsText) {
   Probe();
   const TokenIds prompt = Numbers(40, 1);
