@@ -412,6 +412,7 @@ TEST_F(ConnectorDeviceTest, WhatIsKeptForARequestOutlivesWhatIsCapturedMeanwhile
   for (std::uint64_t fact = 0; fact < 4; fact += 2) {
     std::int64_t promotions = 0;
     matched_ = [&] {
+      Run({{kCapture, Prompt().Fact(90 + fact, 120)}});  // never fits, so nothing is to go for it
       for (std::uint64_t other = 0; other < 10; ++other) {
         Run({{kCapture, Prompt().Fact(100 * (fact + 1) + other, 20)}});
       }
@@ -423,23 +424,6 @@ TEST_F(ConnectorDeviceTest, WhatIsKeptForARequestOutlivesWhatIsCapturedMeanwhile
     EXPECT_GE(promotions, 2);
     EXPECT_EQ(worker_->DeviceStats().promotions, promotions);
   }
-}
-
-TEST_F(ConnectorDeviceTest, ForWhatNeverFitsNothingThatIsKeptGoes) {
-  Start(100 * kTokenBytes);
-  for (std::uint64_t fact = 0; fact < 8; ++fact) Run({{kCapture, Prompt().Fact(fact, 25)}});
-  std::int64_t promotions = 0;
-  matched_ = [&] {
-    Run({{kCapture, Prompt().Fact(50, 120)}});
-    EXPECT_EQ(done_[0].outcome.captured_blocks, 0);
-    for (std::uint64_t other = 0; other < 10; ++other) {
-      Run({{kCapture, Prompt().Fact(100 + other, 20)}});
-    }
-    promotions = worker_->DeviceStats().promotions;
-  };
-  EXPECT_TRUE(Run({{kInject, Prompt().Fact(0, 25).Fact(1, 25).Text(3, 9)}}).empty());
-  EXPECT_EQ(done_[0].outcome.injected_tokens, 50);
-  EXPECT_EQ(worker_->DeviceStats().promotions, promotions);
 }
 
 TEST_F(ConnectorDeviceTest, WhatIsGivenUpForAStepsOwnBlocksIsReported) {

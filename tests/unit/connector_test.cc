@@ -415,25 +415,22 @@ TEST_P(ConnectorTest, AWorkerThatHasRefusedFailsItsLoadsAndSaysSo) {
 TEST_P(ConnectorTest, ACaptureWhoseStepDidNotEndIsLostAndCanBeAskedForAgain) {
   Probe();
   const TokenIds prompt = Numbers(60, 1);
-  const CarriedTransfer capture =
-      Sign(TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}});
+  const std::vector<TransferBlock> fact = {{KeyOf(1), 0, 30, {}}};
+  const CarriedTransfer capture = Sign(TransferOperation::kCapture, prompt, fact);
   ASSERT_TRUE(scheduler_->Add("store", capture, prompt, "salt", 5));
-  scheduler_->Allocated("store", 0, Table(60));
-  scheduler_->Scheduled("store", 60, {}, false);
-  const auto begin = [&](std::span<const std::uint8_t> bytes) {
+  scheduler_->Scheduled("store", 60, Table(60), true);
+  const auto begin = [&](std::span<const std::uint8_t> plan) {
     for (auto& worker : workers_) {
-      ASSERT_TRUE(worker->Begin(bytes).ok());
+      ASSERT_TRUE(worker->Begin(plan).ok());
       ASSERT_TRUE(scheduler_->TakeReport(worker->TakeReport()).ok());
     }
   };
   begin(scheduler_->TakePlan());
-  ASSERT_TRUE(scheduler_->directory().Contains(KeyOf(1)));
   EXPECT_EQ(scheduler_->Finished("store").captured_blocks, 1);  // as far as anybody knows
   scheduler_->Erase(std::vector{KeyOf(3)});
   begin(scheduler_->TakePlan());
   EXPECT_FALSE(scheduler_->directory().Contains(KeyOf(1)));
-  EXPECT_EQ(Run("c", TransferOperation::kCapture, prompt, {{KeyOf(1), 0, 30, {}}}).captured_blocks,
-            1);
+  EXPECT_EQ(Run("c", TransferOperation::kCapture, prompt, fact).captured_blocks, 1);
 }
 
 TEST_P(ConnectorTest, UnsignedRequestsAreServedAsText) {
