@@ -100,8 +100,19 @@ Result<json> ControlClient::Call(std::string_view operation, json fields) {
   const std::string line = json{{"body", text}, {"mac", mac}}.dump() + "\n";
 
   const SteadyTime deadline = std::chrono::steady_clock::now() + timeout_;
-  const std::unique_lock lock(mutex_, deadline);
-  if (!lock.owns_lock()) return Late();
+  {
+    std::unique_lock lock(mutex_);
+    if (!freed_.wait_until(lock, deadline, [&] { return !busy_; })) return Late();
+    busy_ = true;
+  }
+  struct Turn {
+    ControlClient& client;
+    ~Turn() {
+      const std::scoped_lock lock(client.mutex_);
+      client.busy_ = false;
+      client.freed_.notify_one();
+    }
+  } const turn{*this};
   const bool was_open = socket_.has_value();
   if (!was_open) INFERSCALE_RETURN_IF_ERROR(Connect());
   Result<std::string> answer = Exchange(line, deadline);

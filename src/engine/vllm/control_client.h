@@ -2,6 +2,7 @@
 #define INFERSCALE_ENGINE_VLLM_CONTROL_CLIENT_H_
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -45,7 +46,9 @@ class ControlClient {
   const std::string path_;
   const std::vector<std::uint8_t> secret_;
   const std::chrono::milliseconds timeout_;
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  bool busy_ = false;  ///< with a call, which alone uses what follows
   std::optional<Descriptor> socket_;
 };
 
