@@ -231,8 +231,9 @@ Result<HttpPostResult> CallOrThrow(const Call& call) {
   if (!post.ca_file.empty()) {
     tls.load_verify_file(post.ca_file, error);
     if (error) {
-      return InvalidArgument("the certificates in " + post.ca_file + " cannot be read: " +
-                             error.message() + "; name a PEM file of those that sign the server's");
+      // Not the caller's fault: somebody may be writing the file.
+      return Unavailable("the certificates in " + post.ca_file + " cannot be read: " +
+                         error.message() + "; name a PEM file of those that sign the server's");
     }
   }
   tls.set_verify_mode(asio::ssl::verify_peer);

@@ -48,9 +48,9 @@ struct HttpPostResult {
 };
 
 /// Posts JSON and waits for the answer, whatever its HTTP status; redirects are not followed. Opens
-/// a connection of its own: thread-safe. kUnavailable: no connection, certificate refused, timeout,
-/// cut short. kResourceExhausted: a longer body than allowed. kInvalidArgument: a token that no
-/// header can carry, a `ca_file` that cannot be read. Resolving a name may outlast the timeout by
+/// a connection of its own: thread-safe. kUnavailable: no connection, certificate refused or
+/// `ca_file` not readable, timeout, cut short. kResourceExhausted: a longer body than allowed.
+/// kInvalidArgument: a token that no header can carry. Resolving a name may outlast the timeout by
 /// what the system's resolver takes.
 Result<HttpPostResult> PostJson(const HttpPost& post);
 
