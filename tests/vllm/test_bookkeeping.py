@@ -146,6 +146,10 @@ def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
         said = engine.run(prompt, transfer=transfer, salt="s")[3]
         assert said["fallback"] == {reason: 1}, transfer
     assert not any(connector.failures for connector in engine.connectors)
+    # Reports are kept under what can be a MAC alone.
+    assert engine.scheduler.reports.get("0" * 64) is not None
+    engine.run(prompt, transfer=dict(good, mac="0" * 1000), salt="s")
+    assert engine.scheduler.reports.get("0" * 1000) is None
 
 
 def test_colliding_keys_are_a_miss(engine):

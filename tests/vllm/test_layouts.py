@@ -11,6 +11,7 @@ from inferscale.vllm.rotation import frequencies
 from inferscale.vllm.settings import (
     engine_suffix,
     fails_instead_of_recomputing,
+    parse_size,
     refuse_siblings,
     SettingsError,
 )
@@ -120,6 +121,14 @@ def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, second_runner,
     ({"data_parallel_rank": 0, "data_parallel_index": 1}, "-1")])  # a dense model
 def test_engines_of_a_data_parallel_server_have_sockets_and_folders_of_their_own(parallel, suffix):
     assert engine_suffix(SimpleNamespace(**parallel)) == suffix
+
+
+def test_sizes_are_read_or_refused_before_anything_is_made_of_them():
+    assert parse_size("gpu_bytes", "2g") == 2 << 30
+    assert parse_size("pinned_bytes", 0) == 0
+    for wrong in ("", "-1", "1.5G", "1 G", "G", None, True, "9000000T", 1 << 63):
+        with pytest.raises(SettingsError, match="pinned_bytes"):
+            parse_size("pinned_bytes", wrong)
 
 
 def test_no_other_connector_beside_this_one():

@@ -7,6 +7,7 @@ from inferscale.vllm.control import ControlServer, Reports
 from inferscale.vllm.settings import Settings, engine_suffix, fingerprint_of, refusal_of
 
 PARAMETER = "inferscale"
+MAC_DIGITS = 64
 
 
 def obstacle(request: Any) -> str:
@@ -80,7 +81,7 @@ class SchedulerSide:
         self.native.add(request.request_id, transfer, request.prompt_token_ids,
                         request.cache_salt or "")
         mac = transfer.get("mac") if isinstance(transfer, dict) else None
-        if isinstance(mac, str):
+        if isinstance(mac, str) and len(mac) == MAC_DIGITS:  # a client may send anything
             self.macs[request.request_id] = mac
         return True
 

@@ -13,6 +13,7 @@ from inferscale import _native
 # Minor versions that the tests run against, or whose sources were read (0.33).
 TESTED_VLLM = {(0, 24), (0, 32), (0, 33)}
 SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+MOST_BYTES = 1 << 50
 UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 KNOWN = {"secret_file", "codec", "gpu_bytes", "pinned_bytes", "host_bytes", "file_bytes", "folder",
          "control_socket", "allow_untested_vllm"}
@@ -74,7 +75,10 @@ def parse_size(name: str, value: Any) -> int:
     match = SIZE.fullmatch(str(value).strip())
     if isinstance(value, bool) or match is None:
         raise SettingsError(f"kv_connector_extra_config.{name}: {value!r} is no size; write 512M or 4G")
-    return int(match[1]) << UNITS[match[2].upper()]
+    size = int(match[1]) << UNITS[match[2].upper()]
+    if size > MOST_BYTES:
+        raise SettingsError(f"kv_connector_extra_config.{name}: {value!r} is more than {MOST_BYTES >> 40}T")
+    return size
 
 
 def read_settings(extra: dict[str, Any]) -> Settings:
