@@ -152,6 +152,42 @@ def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
     assert engine.scheduler.reports.get("0" * 1000) is None
 
 
+def test_a_load_that_fails_while_its_request_is_aborted_leaves_nothing_in_the_prefix_cache(engine):
+    from vllm import SamplingParams
+    from vllm.v1.request import RequestStatus
+
+    prompt, blocks = ids(150, 115), [(key_of("aborted"), 0, 100)]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+    side = engine.worker if engine.worker.on_device else engine.worker.cache
+    name = "_stream" if engine.worker.on_device else "write"
+    works = getattr(side, name)
+
+    def broken(*_):
+        # As the engine does with aborts that arrive during a pass.
+        scheduler.finish_requests([running.request_id for running in scheduler.running],
+                                  RequestStatus.FINISHED_ABORTED)
+        raise RuntimeError("on purpose")
+
+    transfer = engine.transfer("inject", prompt, blocks, "aborted")
+    sampling = SamplingParams(temperature=0, max_tokens=3, detokenize=False,
+                              extra_args={"kv_transfer_params": {"inferscale": transfer}})
+    failures = [connector.failures for connector in engine.connectors]
+    setattr(side, name, broken)
+    engine.llm.llm_engine.add_request(
+        "aborted", {"prompt_token_ids": prompt, "cache_salt": "aborted"}, sampling)
+    engine.llm.llm_engine.step()
+    setattr(side, name, works)
+    engine.llm.llm_engine.abort_request(["aborted"])
+    assert [c.failures for c in engine.connectors] != failures
+    for connector, before in zip(engine.connectors, failures, strict=True):
+        connector.failures = before
+    for _ in range(2):
+        assert_same(engine.run(prompt, salt="aborted", tokens=3), cold)
+    assert pins(engine) == 0
+
+
 def test_colliding_keys_are_a_miss(engine):
     first, second = ids(40, 110), ids(40, 111)
     blocks = [(key_of("collision"), 0, 30)]

@@ -35,6 +35,8 @@ from inferscale.vllm.worker import WorkerSide
 logger = init_logger("vllm.inferscale")
 
 MOST_FAILURES = 8
+# Within so many steps vLLM hears what became of a load: two are under way at most.
+REPORTED_WITHIN = 4
 
 
 @dataclass
@@ -117,6 +119,9 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         # Otherwise the engine clears new blocks between its first hook and its pass.
         self.early = not getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
         self.unwritten: set[int] = set()
+        self.block_pool: Any = None
+        self.step = 0
+        self.tables: dict[str, tuple[int, list[int]]] = {}  # request -> step, engine blocks
         self.scheduler: SchedulerSide | None = None
         self.worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
@@ -174,6 +179,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             if not self.scheduler.knows(request):
                 return
             table = blocks.get_block_ids()[0]
+            self.tables.pop(request.request_id, None)  # in the order of steps
+            self.tables[request.request_id] = self.step, table
             if num_external_tokens > 0:
                 begin = self.matched_from.get(request.request_id, 0)
                 end = begin + num_external_tokens
@@ -189,6 +196,9 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         unplanned, self.unwritten = list(self.unwritten), set()
         for name in scheduler_output.finished_req_ids:
             self.matched_from.pop(name, None)
+        self.step += 1
+        while self.tables and self.step - next(iter(self.tables.values()))[0] > REPORTED_WITHIN:
+            del self.tables[next(iter(self.tables))]
         try:
             return StepMetadata(self.scheduler.plan(scheduler_output), promised, unplanned)
         except Exception:
@@ -203,7 +213,26 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
             self.scheduler.native.discard_plan()
 
     @guarded(lambda: None)
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self.block_pool = gpu_block_pool
+
+    @guarded(lambda: None)
+    def forget(self, unwritten: set[int]) -> None:
+        """Takes blocks that were not loaded, and what was computed behind them, out of vLLM's prefix
+        cache, where they are from the moment they were promised. vLLM has those of requests that
+        run computed again; of one that was aborted meanwhile the next request under its salt would
+        get them."""
+        if not unwritten or self.block_pool is None:
+            return
+        gone = set(unwritten)
+        for _, table in self.tables.values():
+            first = next((i for i, block in enumerate(table) if block in unwritten), len(table))
+            gone.update(table[first:])
+        self.block_pool.evict_blocks(gone)
+
+    @guarded(lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
+        self.forget(connector_output.invalid_block_ids)
         reports = connector_output.kv_connector_worker_meta
         if isinstance(reports, WorkerReports):
             self.scheduler.take_reports(reports.reports)
@@ -213,6 +242,9 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return False, self.scheduler.finished(request)
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict | None]:
+        if request.request_id in self.tables and block_ids:  # more of them than at first
+            step, _ = self.tables[request.request_id]
+            self.tables[request.request_id] = step, list(block_ids[0])
         return self.request_finished(request, block_ids)
 
     @guarded(lambda: False)
