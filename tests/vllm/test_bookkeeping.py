@@ -2,6 +2,7 @@
 
 import functools
 import random
+from types import SimpleNamespace
 
 import pytest
 from conftest import Engine, assert_same, difference, key_of
@@ -146,6 +147,16 @@ def test_somebody_elses_keys_without_the_secret_give_plain_text(engine):
         said = engine.run(prompt, transfer=transfer, salt="s")[3]
         assert said["fallback"] == {reason: 1}, transfer
     assert not any(connector.failures for connector in engine.connectors)
+    # A client may pass anything by as extra arguments of vLLM's, and nine exceptions turn us off.
+    for number, anything in enumerate(("x", 5, 1.5, ["inferscale"], True)):
+        assert not engine.scheduler.knows(
+            SimpleNamespace(request_id=f"anything {number}", kv_transfer_params=anything))
+    strange = SimpleNamespace(
+        request_id="strange", kv_transfer_params={"inferscale": good}, prompt_token_ids=[1 << 40],
+        cache_salt="s", sampling_params=SimpleNamespace(prompt_logprobs=None))
+    assert not engine.scheduler.knows(strange)
+    said = engine.scheduler.finished(strange)["inferscale"]
+    assert said["fallback"] == {"malformed": 1}
     # Reports are kept under what can be a MAC alone.
     assert engine.scheduler.reports.get("0" * 64) is not None
     engine.run(prompt, transfer=dict(good, mac="0" * 1000), salt="s")

@@ -71,15 +71,21 @@ class SchedulerSide:
         """Adds a request that asks for us, once. False: it is none of ours, or is refused."""
         if self.native is not None and self.native.knows(request.request_id):
             return True
-        transfer = (request.kv_transfer_params or {}).get(PARAMETER)
+        # Of any type if a client names it among vLLM's extra arguments.
+        parameters = request.kv_transfer_params
+        transfer = parameters.get(PARAMETER) if isinstance(parameters, dict) else None
         if transfer is None or request.request_id in self.refused:
             return False
         reason = "model_unsupported" if self.native is None else obstacle(request)
         if reason:
             self.refused[request.request_id] = reason
             return False
-        self.native.add(request.request_id, transfer, request.prompt_token_ids,
-                        request.cache_salt or "")
+        try:
+            self.native.add(request.request_id, transfer, request.prompt_token_ids,
+                            request.cache_salt or "")
+        except TypeError:  # ids or a salt that no token or text can be
+            self.refused[request.request_id] = "malformed"
+            return False
         mac = transfer.get("mac") if isinstance(transfer, dict) else None
         if isinstance(mac, str) and len(mac) == MAC_DIGITS:  # a client may send anything
             self.macs[request.request_id] = mac
