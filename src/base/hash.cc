@@ -150,23 +150,23 @@ std::string HexEncode(std::span<const std::uint8_t> bytes) {
 }
 
 Result<std::vector<std::uint8_t>> HexDecode(std::string_view text) {
-  static constexpr std::array<std::int8_t, 256> kDigits = [] {
-    std::array<std::int8_t, 256> digits{};
-    digits.fill(-1);
-    for (int i = 0; i < 10; ++i)
-      digits[static_cast<std::size_t>('0' + i)] = static_cast<std::int8_t>(i);
-    for (int i = 0; i < 6; ++i) {
-      digits[static_cast<std::size_t>('a' + i)] = static_cast<std::int8_t>(10 + i);
-      digits[static_cast<std::size_t>('A' + i)] = static_cast<std::int8_t>(10 + i);
+  static constexpr std::uint8_t kNone = 0xff;
+  static constexpr std::array<std::uint8_t, 256> kDigits = [] {
+    std::array<std::uint8_t, 256> digits{};
+    digits.fill(kNone);
+    for (std::uint8_t i = 0; i < 10; ++i) digits[std::size_t{'0'} + i] = i;
+    for (std::uint8_t i = 0; i < 6; ++i) {
+      digits[std::size_t{'a'} + i] = digits[std::size_t{'A'} + i] =
+          static_cast<std::uint8_t>(10 + i);
     }
     return digits;
   }();
   if (text.size() % 2 != 0) return InvalidArgument("hexadecimal text has an odd length");
   std::vector<std::uint8_t> bytes(text.size() / 2);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    const int high = kDigits[static_cast<std::uint8_t>(text[2 * i])];
-    const int low = kDigits[static_cast<std::uint8_t>(text[2 * i + 1])];
-    if ((high | low) < 0) {
+    const std::uint8_t high = kDigits[static_cast<std::uint8_t>(text[2 * i])];
+    const std::uint8_t low = kDigits[static_cast<std::uint8_t>(text[2 * i + 1])];
+    if (high == kNone || low == kNone) {
       return InvalidArgument("hexadecimal text has a wrong digit at character " +
                              std::to_string(2 * i));
     }

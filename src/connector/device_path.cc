@@ -81,7 +81,9 @@ Status DevicePath::SetRope(const RopeTables& rope) {
   const DeviceCache& cache = options_.cache;
   const auto pointers = [](const std::vector<std::uintptr_t>& addresses) {
     std::vector<void*> out;
-    for (const std::uintptr_t address : addresses) out.push_back(reinterpret_cast<void*>(address));
+    for (const std::uintptr_t address : addresses) {
+      out.push_back(reinterpret_cast<void*>(address));  // NOLINT(performance-no-int-to-ptr)
+    }
     return out;
   };
   const std::vector<void*> keys = pointers(cache.key_base), values = pointers(cache.value_base);
@@ -319,9 +321,9 @@ void DevicePath::Advance() {
   }
   if (jobs.empty()) return;
   const Status status = tier_->BeforeCopies();
-  for (PromotionJob& job : jobs) {
+  for (const PromotionJob& job : jobs) {
     if (status.ok()) {
-      promoter_->Add(std::move(job));
+      promoter_->Add(job);
     } else {
       changes_.unpromoted.push_back(job.info.key);
       kept_.erase(job.info.key);

@@ -40,7 +40,7 @@ Promoter::~Promoter() {
 void Promoter::Add(PromotionJob job) {
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
+    jobs_.push_back(job);
     ++under_way_;
   }
   changed_.notify_all();
@@ -88,7 +88,7 @@ void Promoter::Run() {
       TakeCopied(true);
       continue;
     }
-    const PromotionJob job = std::move(jobs_.front());
+    const PromotionJob job = jobs_.front();
     jobs_.pop_front();
     reading_ = &job.info;
     lock.unlock();

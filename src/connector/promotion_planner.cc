@@ -94,7 +94,7 @@ void PromotionPlanner::Release(const std::string& request, StepPlan& plan) {
     if (kept == kept_.end() || kept->second.serial != serial || --kept->second.requests > 0) {
       continue;
     }
-    const auto is_key = [&](const PromoteItem& item) { return item.key == key; };
+    const auto is_key = [&key = key](const PromoteItem& item) { return item.key == key; };
     const bool unsent = std::erase_if(plan.promote, is_key) > 0;
     if (!unsent || kept->second.sent) plan.release.push_back(key);
     kept_bytes_ -= kept->second.bytes;

@@ -101,7 +101,7 @@ Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
   owed_.drop.insert(owed_.drop.end(), plan_.drop.begin(), plan_.drop.end());
   owed_.erase_scopes.insert(owed_.erase_scopes.end(), plan_.erase_scopes.begin(),
                             plan_.erase_scopes.end());
-  const Status status = CarryOutErasures();
+  Status status = CarryOutErasures();
   if (device_ != nullptr) {
     device_->Release(to_release_);  // of a step that did not end
     to_release_ = std::move(plan_.release);
@@ -251,9 +251,9 @@ Status ConnectorWorker::Load(const Staging& staging) {
   kernels::PagedLayout layout;
   std::vector<void*> bases;
   INFERSCALE_RETURN_IF_ERROR(LayoutOf(staging, slot, layout, bases));
-  const Status status = KernelError(kernels::Inject(View(), Rope(), layout, facts.data(),
-                                                    static_cast<std::int32_t>(facts.size())),
-                                    "injecting");
+  Status status = KernelError(kernels::Inject(View(), Rope(), layout, facts.data(),
+                                              static_cast<std::int32_t>(facts.size())),
+                              "injecting");
   placed_.clear();  // the pins go
   return status;
 }

@@ -134,7 +134,7 @@ Status MemoryService::Impl::TryApply(const std::vector<Erasure>& erasures) {
 }
 
 Status MemoryService::Impl::Apply(const std::vector<Erasure>& erasures) {
-  const Status status = TryApply(erasures);
+  Status status = TryApply(erasures);
   if (status.ok()) return status;
   spdlog::error("stored KV of erased memories could not be removed and will be later: {}",
                 status.ToString());
