@@ -13,8 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "engine/vllm/vllm_encoder.h"
 #include "support/catalog_fixture.h"
 #include "support/fake_vllm.h"
+#include "support/kv_blocks.h"
 
 namespace inferscale {
 namespace {
@@ -124,6 +126,38 @@ TEST_F(VllmClusterTest, AMalformedHelloEndsTheUseOfItsKv) {
   EXPECT_EQ(cluster_->Prepare(core).code(), StatusCode::kDataLoss);
   EXPECT_FALSE(core.kv_ready());
   EXPECT_THAT(core.kv_reason(), HasSubstr("codec"));
+}
+
+TEST_F(VllmClusterTest, NobodyWaitsForAnExactPrefixLongerThanForTheAnswerItself) {
+  Open();
+  VllmEncoder encoder(*cluster_);
+  VllmServer& core = *cluster_->Order(1)[0];
+  const KvKey key = test::TestKey(1);
+  Composition prompt;
+  prompt.ids = {'S', '\n', 'x'};
+  prompt.blocks = {{key, 0, 2, true}};
+  server_->With([](FakeVllm& server) { return server.completions.clear(); });
+  const auto capture_with = [&](const std::string& fallback) {
+    const std::scoped_lock lock(first_->mutex);
+    first_->capture_fallback = fallback;
+  };
+  capture_with("over_budget");  // the fake stores before it answers
+  server_->delay_ms = 30'000;
+  const auto answers_at = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  HttpCancellation cancellation, none;
+  std::thread asking([&] { encoder.HoldPrefix(core, prompt, std::nullopt, &cancellation); });
+  EXPECT_TRUE(Within(
+      [&] { return server_->With([](FakeVllm& server) { return !server.completions.empty(); }); }));
+  cancellation.Cancel();
+  asking.join();
+  encoder.HoldPrefix(core, prompt, std::chrono::steady_clock::now() + std::chrono::milliseconds(50),
+                     &none);
+  EXPECT_LT(std::chrono::steady_clock::now(), answers_at);
+  EXPECT_TRUE(core.Available());  // the caller's haste says nothing of the server
+  server_->delay_ms = 0;
+  capture_with("");
+  encoder.HoldPrefix(core, prompt, std::nullopt, nullptr);
+  EXPECT_TRUE(first_->Holds(key));
 }
 
 TEST_F(VllmClusterTest, StoppingEndsWhatAServerTakesLongFor) {

@@ -6,6 +6,7 @@ loaded, so that vLLM computes it, and after repeated failures nothing more is pr
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ from inferscale.vllm.worker import WorkerSide
 logger = init_logger("vllm.inferscale")
 
 MOST_FAILURES = 8
+FORGET_FAILURES_S = 600
 # Within so many steps vLLM hears what became of a load: two are under way at most.
 REPORTED_WITHIN = 4
 
@@ -111,6 +113,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
                     "--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0 have it computed."
                 )
         self.failures = 0
+        self.last_failure = 0.0
         self.block_slots = vllm_config.cache_config.block_size
         self.matched_from: dict[str, int] = {}
         self.promised: list[int] = []  # blocks of this step's loads
@@ -136,6 +139,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         return self.failures > MOST_FAILURES
 
     def count_failure(self, what: str) -> None:
+        now = time.monotonic()
+        if not self.off and now - self.last_failure > FORGET_FAILURES_S:
+            self.failures = 0  # not one fault, again and again
+        self.last_failure = now
         self.failures += 1
         if self.failures <= MOST_FAILURES:
             logger.exception("inferscale: %s failed; computed without stored KV", what)

@@ -123,7 +123,9 @@ void VllmEncoder::Work() {
   }
 }
 
-void VllmEncoder::HoldPrefix(VllmServer& server, const Composition& composition) {
+void VllmEncoder::HoldPrefix(VllmServer& server, const Composition& composition,
+                             std::optional<VllmServer::SteadyTime> deadline,
+                             HttpCancellation* cancellation) {
   if (composition.blocks.empty() || !composition.blocks.front().exact || !server.kv_ready()) return;
   const BlockSpan& prefix = composition.blocks.front();
   if (prefix.begin != 0 || server.Presence(std::span(&prefix.key, 1))[0]) return;
@@ -135,7 +137,7 @@ void VllmEncoder::HoldPrefix(VllmServer& server, const Composition& composition)
   request.info.epoch = fences_[kPrefixScopeTag];
   const auto place = running_.insert({request.info.scope_tag, request.info.epoch});
   lock.unlock();
-  const Status status = Capture(server, request, request.info.tokens);
+  const Status status = Capture(server, request, request.info.tokens, deadline, cancellation);
   if (!status.ok()) spdlog::debug("exact prefix not stored: {}", status.ToString());
   lock.lock();
   running_.erase(place);
@@ -184,7 +186,8 @@ Status VllmEncoder::Carry(const EncodeRequest& request) const {
 }
 
 Status VllmEncoder::Capture(VllmServer& server, const EncodeRequest& request,
-                            const TokenIds& prompt) const {
+                            const TokenIds& prompt, std::optional<VllmServer::SteadyTime> deadline,
+                            HttpCancellation* cancellation) const {
   const KvBlockInfo& info = request.info;
   TransferRequest transfer;
   transfer.operation = TransferOperation::kCapture;
@@ -197,13 +200,14 @@ Status VllmEncoder::Capture(VllmServer& server, const EncodeRequest& request,
       {info.key, end - static_cast<std::int32_t>(info.tokens.size()), end, info.saw});
   const json signed_request = cluster_.Sign(&transfer, prompt);
   INFERSCALE_ASSIGN_OR_RETURN(
-      const json answer,
-      server.Post("/v1/completions", {{"model", cluster_.model()},
+      const json answer, server.Post("/v1/completions",
+                                     {{"model", cluster_.model()},
                                       {"prompt", prompt},
                                       {"max_tokens", 1},
                                       {"temperature", 0},
                                       {"cache_salt", transfer.salt},
-                                      {"kv_transfer_params", {{"inferscale", signed_request}}}}));
+                                      {"kv_transfer_params", {{"inferscale", signed_request}}}},
+                                     deadline, cancellation));
   const json& said = FieldOf(FieldOf(answer, "kv_transfer_params"), "inferscale");
   const json& reasons = FieldOf(said, "fallback");
   if (reasons.is_object() && !reasons.empty()) return StatusOf(reasons.begin().key(), server);
@@ -213,9 +217,9 @@ Status VllmEncoder::Capture(VllmServer& server, const EncodeRequest& request,
                        "(--kv-transfer-config), and look at vLLM's log");
   }
   // The answer may come before the report of the ranks.
-  const auto deadline = std::chrono::steady_clock::now() + kStoredWait;
+  const auto stored_by = std::chrono::steady_clock::now() + kStoredWait;
   while (!server.Presence(std::span(&info.key, 1))[0]) {
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (std::chrono::steady_clock::now() >= stored_by) {
       return Unavailable(server.name() + " captured a fact's KV and does not hold it");
     }
     std::this_thread::sleep_for(kStoredPause);

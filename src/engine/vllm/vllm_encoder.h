@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -31,8 +32,9 @@ class VllmEncoder {
   void Encode(std::vector<EncodeRequest> requests,
               std::function<void(const EncodeOutcome&)> on_outcome);
   /// Captures a prompt's exact prefix on a core that lacks it: facts behind it could not be
-  /// injected there. Waits for it, and fails by leaving it away.
-  void HoldPrefix(VllmServer& server, const Composition& composition);
+  /// injected there. Waits for it, no longer than whoever asked does, and fails by leaving it away.
+  void HoldPrefix(VllmServer& server, const Composition& composition,
+                  std::optional<VllmServer::SteadyTime> deadline, HttpCancellation* cancellation);
   /// Ends encodings of a scope below `epoch` without a block, now and from now on, and waits for
   /// those under way. kUnavailable if they take too long.
   Status Fence(std::uint64_t scope_tag, std::uint64_t epoch);
@@ -51,7 +53,9 @@ class VllmEncoder {
   void Work();
   bool Fenced(const KvBlockInfo& info) const;
   Status Carry(const EncodeRequest& request) const;
-  Status Capture(VllmServer& server, const EncodeRequest& request, const TokenIds& prompt) const;
+  Status Capture(VllmServer& server, const EncodeRequest& request, const TokenIds& prompt,
+                 std::optional<VllmServer::SteadyTime> deadline = std::nullopt,
+                 HttpCancellation* cancellation = nullptr) const;
   bool MayStart() const;
   bool Foreground() const;
 

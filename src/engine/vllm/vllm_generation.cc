@@ -221,7 +221,7 @@ GenerationReport CarryOut(const VllmCluster& cluster, VllmEncoder* encoder, Vllm
     }
     // With one core the prompt's composer has seen to it.
     if (encoder != nullptr && composition.inject && !lost && candidates.size() > 1) {
-      encoder->HoldPrefix(*server, composition);
+      encoder->HoldPrefix(*server, composition, prompt.deadline, &cancellation);
     }
     const Carried carried = Prepare(cluster, *server, composition, composition.ids, lost);
     (*body)["cache_salt"] = carried.salt;
@@ -278,7 +278,7 @@ Result<ScoreReport> ScoreContinuation(const VllmCluster& cluster, VllmEncoder* e
   VllmServer& server = *order.front();
   const ForegroundScope scope(server);
   if (encoder != nullptr && composition.inject && order.size() > 1) {
-    encoder->HoldPrefix(server, composition);
+    encoder->HoldPrefix(server, composition, std::nullopt, nullptr);
   }
   std::int32_t vocabulary = 0;
   if (first_distribution) {

@@ -145,7 +145,8 @@ Result<json> VllmServer::Read(const HttpPost& request, Result<HttpPostResult> an
 }
 
 Result<json> VllmServer::Post(std::string_view path, const json& body,
-                              std::optional<SteadyTime> deadline) const {
+                              std::optional<SteadyTime> deadline,
+                              HttpCancellation* cancellation) const {
   HttpStream stream;
   stream.post = Request(path, &body);
   const SteadyTime end = std::chrono::steady_clock::now() + stream.post.timeout;
@@ -155,18 +156,20 @@ Result<json> VllmServer::Post(std::string_view path, const json& body,
     text += piece;
     return text.size() <= stream.post.max_response_bytes;
   };
-  HttpCancellation cancellation;
+  HttpCancellation own;
+  HttpCancellation* const ends = cancellation != nullptr ? cancellation : &own;
   {
     const std::scoped_lock lock(mutex_);
     if (stopped_) return Cancelled("the gateway is stopping");
-    posts_.insert(&cancellation);
+    posts_.insert(ends);
   }
-  Result<HttpPostResult> answer = PostStreaming(stream, cancellation);
+  Result<HttpPostResult> answer = PostStreaming(stream, *ends);
   {
     const std::scoped_lock lock(mutex_);
-    posts_.erase(&cancellation);
+    posts_.erase(ends);
   }
-  if (answer.status().code() == StatusCode::kDeadlineExceeded) {
+  const bool of_caller = cancellation != nullptr && deadline && *deadline <= end;
+  if (answer.status().code() == StatusCode::kDeadlineExceeded && !of_caller) {
     answer = Unavailable(answer.status().message() + "; look whether it is overloaded");
   }
   if (answer.ok() && answer->status == 200) answer->body = std::move(text);

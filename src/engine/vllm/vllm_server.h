@@ -53,9 +53,11 @@ class VllmServer {
   explicit VllmServer(VllmServerOptions options);
 
   /// \return the answer's JSON object. Statuses as RefusalStatus() and PostJson(); kDataLoss for an
-  /// answer that is none; kCancelled after Stop().
+  /// answer that is none; kCancelled after Stop(). \param cancellation of somebody who waits for
+  /// it: then a deadline that passes is theirs (kDeadlineExceeded) and says nothing of the server.
   Result<nlohmann::json> Post(std::string_view path, const nlohmann::json& body,
-                              std::optional<SteadyTime> deadline = std::nullopt) const;
+                              std::optional<SteadyTime> deadline = std::nullopt,
+                              HttpCancellation* cancellation = nullptr) const;
   Result<nlohmann::json> Get(std::string_view path) const;
   /// An answer of server-sent events. \param on_event gets each event's data; false: hang up.
   Status Stream(std::string_view path, const nlohmann::json& body,
