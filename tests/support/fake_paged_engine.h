@@ -35,7 +35,7 @@ class FakePagedEngine {
 
   std::vector<float> Key(TokenId token, std::int32_t layer, std::int32_t position) const {
     std::vector<float> row(Row());
-    for (std::size_t e = 0; e < row.size(); ++e) row[e] = Raw(token, layer, e);
+    for (std::size_t e = 0; e < row.size(); ++e) row[e] = Raw(token, layer, First() + e);
     for (std::size_t head = 0; head < static_cast<std::size_t>(heads_); ++head) {
       for (std::size_t i = 0; i < kDim / 2; ++i) {
         float& x = row[head * kDim + i];
@@ -58,7 +58,7 @@ class FakePagedEngine {
         const std::vector<float> key = Key(token, layer, position);
         std::copy(key.begin(), key.end(), At(keys_, layer, slot));
         for (std::size_t e = 0; e < Row(); ++e)
-          At(values_, layer, slot)[e] = Raw(token, layer, e + 99);
+          At(values_, layer, slot)[e] = Raw(token, layer, First() + e + 99);
       }
     }
   }
@@ -73,8 +73,9 @@ class FakePagedEngine {
         const auto token = prompt[static_cast<std::size_t>(position)];
         const std::vector<float> key = Key(token, layer, position);
         for (std::size_t e = 0; e < Row(); ++e) {
-          most = std::max({most, std::abs(At(keys_, layer, slot)[e] - key[e]),
-                           std::abs(At(values_, layer, slot)[e] - Raw(token, layer, e + 99))});
+          most = std::max(
+              {most, std::abs(At(keys_, layer, slot)[e] - key[e]),
+               std::abs(At(values_, layer, slot)[e] - Raw(token, layer, First() + e + 99))});
         }
       }
     }
@@ -136,6 +137,8 @@ class FakePagedEngine {
   float& KeyAt(std::int32_t layer, std::int64_t slot) { return *At(keys_, layer, slot); }
 
  private:
+  /// Every rank's heads hold something else: a shard in another's place is seen.
+  std::size_t First() const { return static_cast<std::size_t>(first_head_) * kDim; }
   static float Raw(TokenId token, std::int32_t layer, std::size_t element) {
     return std::sin(0.37F * static_cast<float>(token) + 1.7F * static_cast<float>(layer) +
                     0.91F * static_cast<float>(element));

@@ -166,7 +166,7 @@ class ConnectorDeviceTest : public ::testing::Test {
       engine_->Probe(*worker_);
       EXPECT_TRUE(worker_->CaptureOnDevice(kStream).ok());
     }
-    const auto failed = worker_->TakeFailedBlocks();
+    auto failed = worker_->TakeFailedBlocks();
     Report();
     for (Request& request : requests) request.outcome = scheduler_->Finished(request.name);
     done_ = std::move(requests);
@@ -562,7 +562,9 @@ TEST_F(ConnectorDeviceTest, AnErasureThatFailsIsTriedAgainBeforeAPlanIsAcknowled
   ASSERT_FALSE(file.empty());
   std::filesystem::remove(file);
   std::filesystem::create_directories(file / "in the way");
-  const auto begin = [&](StepPlan plan) { return worker_->Begin(SerializeStepPlan(plan)).ok(); };
+  const auto begin = [&](const StepPlan& plan) {
+    return worker_->Begin(SerializeStepPlan(plan)).ok();
+  };
   const auto report = [&] { return *ParseWorkerReport(worker_->TakeReport()); };
   StepPlan plan;
   plan.sequence = 1000;

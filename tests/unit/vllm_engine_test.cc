@@ -295,7 +295,7 @@ TEST_F(VllmEngineTest, ReasonsOfTheConnectorBecomeStatuses) {
       {"model_unsupported", StatusCode::kUnsupported},
       {"schema", StatusCode::kUnsupported}};
   for (const auto& [reason, code] : expected) {
-    connectors_[0]->With([&](FakeConnector& c) { c.capture_fallback = reason; });
+    connectors_[0]->With([&reason = reason](FakeConnector& c) { c.capture_fallback = reason; });
     EXPECT_EQ(Encode(Fact(1, 7, 1)).status.code(), code) << reason;
   }
 }
