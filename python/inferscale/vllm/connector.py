@@ -248,6 +248,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict | None]:
         return False, self.scheduler.finished(request)
 
+    @guarded(lambda: (False, None))
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict | None]:
         if request.request_id in self.tables and block_ids:  # more of them than at first
             step, _ = self.tables[request.request_id]

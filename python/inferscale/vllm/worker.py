@@ -20,6 +20,10 @@ from inferscale.vllm.strided_cache import StridedCache
 LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 # Left to vLLM beside the arena: CUDA graphs, whose memory it may not have counted yet.
 GPU_RESERVE_BYTES = 512 << 20
+# The engine's stream. torch.cuda.current_stream() makes an object of it, which takes longer than the
+# kernel's launch; the other way is not in torch's documented interface.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream",
+                     lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
 class WorkerSide:
@@ -99,9 +103,7 @@ class WorkerSide:
                                   pinned_bytes=self.settings.pinned_bytes, **self.cache.addresses())
 
     def _stream(self) -> int:
-        """The engine's stream. torch.cuda.current_stream() makes an object of it, which takes longer
-        than the kernel's launch."""
-        return torch._C._cuda_getCurrentRawStream(self.ordinal) if self.on_cuda else 0
+        return raw_stream(self.ordinal) if self.on_cuda else 0
 
     def start_load(self, plan: bytes) -> None:
         """Raises if any load of the plan may not have been written."""
