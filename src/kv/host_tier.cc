@@ -82,6 +82,11 @@ void HostTier::Erase(const KvKey& key) {
   if (const auto place = entries_.find(key); place != entries_.end()) Remove(place);
 }
 
+void HostTier::EraseExactly(const KvBlock& block) {
+  const auto place = entries_.find(block.info().key);
+  if (place != entries_.end() && place->second.block.get() == &block) Remove(place);
+}
+
 void HostTier::EraseScope(std::uint64_t scope_tag) {
   for (auto place = entries_.begin(); place != entries_.end();) {
     const auto here = place++;

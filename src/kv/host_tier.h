@@ -38,6 +38,8 @@ class HostTier {
   bool Contains(const KvKey& key) const { return entries_.contains(key); }
   /// Removes a key at once. A pinned block stays readable, and counted, until its last pin goes.
   void Erase(const KvKey& key);
+  /// The same, unless another block has taken this one's place.
+  void EraseExactly(const KvBlock& block);
   void EraseScope(std::uint64_t scope_tag);
 
   std::int64_t blocks() const { return static_cast<std::int64_t>(entries_.size()); }

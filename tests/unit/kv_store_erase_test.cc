@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <optional>
@@ -136,6 +137,38 @@ TEST_F(KvStoreTest, EpochFenceRefusesOlderPutsOnly) {
   EXPECT_TRUE(store->EraseScope(5, 4).ok());
   EXPECT_EQ(put(4, 5, 3), StatusCode::kFailedPrecondition);
   EXPECT_EQ(put(4, 5, 4), StatusCode::kOk);
+}
+
+TEST_F(KvStoreTest, WhatAFenceRefusedDuringTheWriteIsNowhere) {
+  const auto store = Open(Options());
+  std::atomic<std::uint64_t> epoch = 1;
+  std::atomic<int> refused = 0;
+  std::atomic<int> still_there = 0;
+  std::atomic<bool> stop = false;
+  std::vector<std::thread> writers;
+  for (std::uint64_t t = 0; t < 3; ++t) {
+    writers.emplace_back([&, t] {
+      for (std::uint64_t i = 0; !stop; ++i) {
+        const std::uint64_t number = 1 + 1000 * t + i % 20;
+        KvBlockInfo info = TestBlockInfo(number);
+        info.epoch = epoch;
+        if (store->Put(TestBlock(info)).ok()) {
+          (void)store->Erase(std::vector{TestKey(number)});
+        } else {
+          if (Tier(*store, number) != KvTier::kNone) ++still_there;
+          ++refused;
+        }
+      }
+    });
+  }
+  while (refused < 300) {
+    store->FenceScope(5, ++epoch);
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  stop = true;
+  for (auto& writer : writers) writer.join();
+  EXPECT_EQ(still_there, 0);
+  EXPECT_EQ(store->Stats().host_blocks, 0);
 }
 
 TEST_F(KvStoreTest, PutsUnderWayCannotBringAnErasedScopeBack) {
