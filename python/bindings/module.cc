@@ -270,6 +270,7 @@ NB_MODULE(_native, module) {
       .def("knows", &ConnectorScheduler::Knows)
       .def("matched_tokens", &ConnectorScheduler::MatchedTokens)
       .def("allocated", &ConnectorScheduler::Allocated)
+      .def("follows", &ConnectorScheduler::Follows)
       .def("scheduled", [](ConnectorScheduler& self, const std::string& request,
                            std::int32_t computed, const std::vector<std::int32_t>& blocks,
                            bool replace) { self.Scheduled(request, computed, blocks, replace); })

@@ -1,6 +1,7 @@
 #include "connector/device_path.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -55,6 +56,7 @@ DevicePath::~DevicePath() {
   promoting_.clear();
   kept_.clear();
   batch_.Clear();
+  used_.clear();
 }
 
 Status DevicePath::SetStore(KvStore& store) {
@@ -139,7 +141,9 @@ Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t str
   for (;;) {
     Result<DeviceTier::Pin> pin = attempt();
     if (pin.ok() || pin.status().code() != StatusCode::kResourceExhausted) return pin;
-    if (!batch_.facts.empty()) {
+    if (!used_.empty()) {
+      used_.clear();
+    } else if (!batch_.facts.empty()) {
       INFERSCALE_RETURN_IF_ERROR(Launch(stream));
     } else if (writer_->WaitForResult()) {
       TakeWritten();
@@ -222,6 +226,7 @@ void DevicePath::Discard() {
   }
   captured_.clear();
   batch_.Clear();
+  used_.clear();
 }
 
 Status DevicePath::LaunchInject(std::uintptr_t stream) { return Launch(stream); }
@@ -262,6 +267,10 @@ Status DevicePath::Launch(std::uintptr_t stream) {
       under_way_.emplace(id, std::move(pin));
     }
     captured_.clear();
+  } else {
+    // The stream's order suffices from here on. They go when the step ends: the engine is waiting
+    // now.
+    std::move(batch_.pins.begin(), batch_.pins.end(), std::back_inserter(used_));
   }
   batch_.Clear();
   // Facts of earlier calls have gone with the batch: no caller may take it for the lack of one.
@@ -369,6 +378,7 @@ void DevicePath::CallOff(Predicate matches) {
 }
 
 ArenaChanges DevicePath::TakeChanges() {
+  used_.clear();
   TakeWritten();
   if (!promoting_.empty()) TakePromoted();
   ArenaChanges changes = std::exchange(changes_, {});
@@ -417,6 +427,7 @@ void DevicePath::Clear() {
   CallOff(all);
   TakeWritten();
   kept_.clear();
+  used_.clear();
   tier_->Clear();
   if (pinned_ != nullptr) pinned_->Clear();
 }

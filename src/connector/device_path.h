@@ -154,6 +154,7 @@ class DevicePath {
   std::deque<PromoteItem> to_promote_;
   std::unordered_map<std::uint64_t, Promotion> promoting_;  ///< by job
   std::unordered_map<KvKey, DeviceTier::Pin> kept_;         ///< empty: not there yet
+  std::vector<DeviceTier::Pin> used_;                       ///< by this step's launches
   ArenaChanges changes_;
   std::unique_ptr<Promoter> promoter_;
 };

@@ -86,6 +86,7 @@ std::optional<std::int32_t> ConnectorScheduler::MatchedTokens(const std::string&
   }
   std::int32_t covered = 0;
   bool resident = true;
+  directory_.Prefetch(active.transfer.blocks);
   for (std::size_t i = 0; i < active.transfer.blocks.size(); ++i) {
     const TransferBlock& block = active.transfer.blocks[i];
     const auto own = std::span(active.prompt)
@@ -151,6 +152,11 @@ void ConnectorScheduler::Allocated(const std::string& request, std::int32_t exte
   active.external += external;
   active.promised = external;
   plan_.loads.push_back(std::move(load));
+}
+
+bool ConnectorScheduler::Follows(const std::string& request) const {
+  const auto found = requests_.find(request);
+  return found != requests_.end() && found->second.transfer.operation != TransferOperation::kInject;
 }
 
 void ConnectorScheduler::Scheduled(const std::string& request, std::int32_t computed,

@@ -66,6 +66,8 @@ class ConnectorScheduler {
   /// The engine has given the request its blocks and takes `external` tokens of the last match.
   void Allocated(const std::string& request, std::int32_t external,
                  std::vector<std::int32_t> block_table);
+  /// Whether the request has to do with what its passes compute: Scheduled is to be told of them.
+  bool Follows(const std::string& request) const;
   /// A pass of this step computes the request's tokens up to `computed`. \param new_blocks engine
   /// blocks to append, or the whole table if `replace`.
   void Scheduled(const std::string& request, std::int32_t computed,

@@ -8,11 +8,17 @@
 /// new block of an earlier epoch; bytes of all entries are within the budget, pinned ones apart.
 /// Does no I/O. Not thread-safe.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
+
+#include <boost/unordered/unordered_flat_map.hpp>
 
 #include "inferscale/result.h"
 #include "inferscale/types.h"
@@ -34,6 +40,8 @@ class BlockDirectory {
   /// \param budget_bytes of one rank. \param ranks at least 1.
   BlockDirectory(std::int64_t budget_bytes, std::int32_t ranks)
       : budget_bytes_(budget_bytes), ranks_(ranks) {}
+  BlockDirectory(const BlockDirectory&) = delete;
+  BlockDirectory& operator=(const BlockDirectory&) = delete;
 
   /// A place for a block that the ranks are about to store, and what they drop before.
   struct Reservation {
@@ -55,9 +63,14 @@ class BlockDirectory {
   /// directory. \return whether it was here, so that the other ranks are told to drop it.
   bool Lost(const KvKey& key, std::uint64_t serial = 0);
 
-  /// A ready block whose tokens are these, made the most recently used; else nullptr. The pointer
-  /// is valid until the next call that is not const.
-  const DirectoryBlock* Find(const KvKey& key, std::span<const TokenId> tokens);
+  /// A ready block whose tokens are these; else nullptr. The pointer is valid until the next call
+  /// that is not const.
+  const DirectoryBlock* Find(const KvKey& key, std::span<const TokenId> tokens) const;
+  /// Brings what Find and Pin touch into the processor's cache; `items` have a `key`. A request's
+  /// blocks lie apart from one another, and have mostly left it since they were last used: fetched
+  /// one after the other they take longer than all the rest of a match.
+  template <typename Items>
+  void Prefetch(const Items& items) const;
   bool Ready(const KvKey& key) const;
   /// A block, ready or not, without using it; nullptr when it is not here.
   const DirectoryBlock* Get(const KvKey& key) const;
@@ -65,7 +78,8 @@ class BlockDirectory {
   void SetInArena(const KvKey& key, std::int32_t rank, bool is_there);
   bool Contains(const KvKey& key) const { return entries_.contains(key); }
 
-  /// Adds a pin to a ready block. \return the serial to give back; 0 when it is not ready.
+  /// Adds a pin to a ready block, which becomes the most recently used with the last of them.
+  /// \return the serial to give back; 0 when it is not ready.
   std::uint64_t Pin(const KvKey& key);
   /// Takes back one pin; harmless when the block has been erased, or stored anew, since.
   void Unpin(const KvKey& key, std::uint64_t serial);
@@ -93,7 +107,8 @@ class BlockDirectory {
     std::int64_t pins = 0;
     std::list<KvKey>::iterator place;  ///< in recency_
   };
-  using Entries = std::unordered_map<KvKey, Entry>;
+  // Flat: a look-up touches two cache lines before the entry, std::unordered_map's up to four.
+  using Entries = boost::unordered_flat_map<KvKey, std::unique_ptr<Entry>, std::hash<KvKey>>;
 
   Result<Reservation> Place(DirectoryBlock block);
   void Remove(Entries::iterator place);
@@ -101,7 +116,7 @@ class BlockDirectory {
   const std::int64_t budget_bytes_;
   const std::int32_t ranks_;
   Entries entries_;
-  std::list<KvKey> recency_;                                 ///< most recently used first
+  std::list<KvKey> recency_;  ///< most recently used first; pinned ones anywhere
   std::unordered_map<std::uint64_t, std::uint64_t> fences_;  ///< scope -> epoch for new blocks
   std::unordered_map<std::uint64_t, std::uint64_t> erased_;  ///< the same for any
   std::uint64_t last_serial_ = 0;
@@ -109,6 +124,24 @@ class BlockDirectory {
   std::int64_t pins_ = 0;
   std::int64_t evictions_ = 0;
 };
+
+template <typename Items>
+void BlockDirectory::Prefetch(const Items& items) const {
+  // Look-ups that do not depend on each other overlap; so do the entries behind them.
+  for (const auto& item : items) {
+    const auto entry = entries_.find(item.key);
+    if (entry != entries_.end()) __builtin_prefetch(entry->second.get(), /*write=*/1);
+  }
+  for (const auto& item : items) {
+    const auto entry = entries_.find(item.key);
+    if (entry == entries_.end()) continue;
+    const TokenIds& tokens = entry->second->block.tokens;
+    constexpr std::size_t kLine = 64 / sizeof(TokenId);
+    for (std::size_t i = 0; i < std::min(tokens.size(), 4 * kLine); i += kLine) {
+      __builtin_prefetch(tokens.data() + i);  // a longer one is streamed
+    }
+  }
+}
 
 }  // namespace inferscale
 

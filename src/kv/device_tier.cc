@@ -112,19 +112,26 @@ DeviceTier::Pin DeviceTier::Hold(const KvKey& key) {
   const auto found = directory_.find(key);
   if (found == directory_.end()) return {};
   Block* const block = found->second;
-  recency_.splice(recency_.begin(), recency_, block->place);
   ++block->pins;
   return {this, block};
 }
 
 void DeviceTier::Unpin(Block* block) {
-  if (--block->pins == 0 && block->hidden) Free(block);
+  if (--block->pins > 0) return;
+  if (block->hidden) {
+    Free(block);
+  } else {
+    recency_.splice(recency_.begin(), recency_, block->place);
+  }
 }
 
 bool DeviceTier::EvictOne() {
-  for (auto place = recency_.rbegin(); place != recency_.rend(); ++place) {
-    Block* const block = *place;
-    if (block->pins > 0) continue;
+  for (auto looked_at = recency_.size(); looked_at > 0; --looked_at) {
+    Block* const block = recency_.back();
+    if (block->pins > 0) {
+      recency_.splice(recency_.begin(), recency_, block->place);  // not in the next one's way
+      continue;
+    }
     if (!block->backed) lost_.push_back(block->info.key);
     evicted_.push_back(block->info.key);
     ++counters_.evictions;

@@ -17,9 +17,10 @@
 #include <memory>
 #include <set>
 #include <span>
-#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include <boost/unordered/unordered_flat_map.hpp>
 
 #include "inferscale/result.h"
 #include "inferscale/types.h"
@@ -79,7 +80,8 @@ class DeviceTier {
   DeviceTier(const DeviceTier&) = delete;
   DeviceTier& operator=(const DeviceTier&) = delete;
 
-  /// Pins a block and makes it the most recently used; empty when it is not here.
+  /// Pins a block, which becomes the most recently used with its last pin; empty when it is not
+  /// here.
   Pin Acquire(const KvKey& key);
   /// The same, counted as neither hit nor miss.
   Pin Hold(const KvKey& key);
@@ -163,10 +165,9 @@ class DeviceTier {
   std::size_t next_slot_ = 0;
 
   Blocks blocks_;
-  std::unordered_map<KvKey, Block*> directory_;
-  std::vector<const Block*> prefetched_;                   ///< of one call, kept for its memory
-  std::list<Block*> recency_;                              ///< most recently used first
-  std::map<std::int64_t, std::int64_t> gaps_;              ///< offset -> size
+  boost::unordered_flat_map<KvKey, Block*, std::hash<KvKey>> directory_;
+  std::list<Block*> recency_;                  ///< most recently used first; pinned ones anywhere
+  std::map<std::int64_t, std::int64_t> gaps_;  ///< offset -> size
   std::set<std::pair<std::int64_t, std::int64_t>> sizes_;  ///< (size, offset) of the gaps
   std::int64_t free_bytes_ = 0;
   std::vector<KvKey> lost_, evicted_;
@@ -180,18 +181,9 @@ class DeviceTier {
 
 template <typename Pieces>
 void DeviceTier::Prefetch(const Pieces& pieces) {
-  prefetched_.clear();
   for (const auto& piece : pieces) {
     const auto found = directory_.find(piece.key);
-    if (found == directory_.end()) continue;
-    __builtin_prefetch(found->second, /*write=*/1);
-    prefetched_.push_back(found->second);
-  }
-  for (const Block* block : prefetched_) __builtin_prefetch(&*block->place, 1);
-  for (const Block* block : prefetched_) {  // splice writes to both neighbours
-    const auto next = std::next(block->place);
-    if (block->place != recency_.begin()) __builtin_prefetch(&*std::prev(block->place), 1);
-    if (next != recency_.end()) __builtin_prefetch(&*next, 1);
+    if (found != directory_.end()) __builtin_prefetch(found->second, /*write=*/1);
   }
 }
 

@@ -108,12 +108,12 @@ class SchedulerSide:
                 self._finish(name)
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
-            if self.native.knows(new.req_id):
+            if self.native.follows(new.req_id):
                 self.native.scheduled(new.req_id, new.num_computed_tokens + scheduled[new.req_id],
                                       list(new.block_ids[0]), True)
         cached = output.scheduled_cached_reqs
         for number, name in enumerate(cached.req_ids):
-            if self.native.knows(name):
+            if self.native.follows(name):
                 blocks = cached.new_block_ids[number]
                 self.native.scheduled(name, cached.num_computed_tokens[number] + scheduled[name],
                                       list(blocks[0]) if blocks else [],
