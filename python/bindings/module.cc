@@ -121,13 +121,16 @@ CarriedTransfer Carried(nb::handle transfer) {
 
 std::unique_ptr<ConnectorScheduler> MakeScheduler(const nb::bytes& secret,
                                                   std::int64_t budget_bytes,
-                                                  std::int64_t token_bytes, std::int32_t ranks) {
+                                                  std::int64_t token_bytes, std::int32_t ranks,
+                                                  std::int32_t window, std::int32_t block_slots) {
   ConnectorSchedulerOptions options;
   const auto bytes = Bytes(secret);
   options.secret.assign(bytes.begin(), bytes.end());
   options.budget_bytes = budget_bytes;
   options.token_bytes = token_bytes;
   options.ranks = ranks;
+  options.window = window;
+  options.block_slots = block_slots;
   return Check(ConnectorScheduler::Create(std::move(options)));
 }
 
@@ -172,17 +175,19 @@ void AttachDevice(ConnectorWorker& worker, int ordinal, std::string_view type,
   Check(worker.AttachDevice(std::move(device), std::move(cache), arena_bytes, pinned_bytes));
 }
 
-/// One group of frequencies for all layers.
+/// \param inverse_frequencies groups of equal length; a probe finds each layer's own.
 void ExpectRotation(ConnectorWorker& worker, std::string_view pairing, std::int32_t layers,
-                    std::vector<double> inverse_frequency) {
+                    std::vector<std::vector<double>> inverse_frequencies) {
   RopeSpec spec;
   spec.pairing = pairing == "half" ? RopePairing::kHalf
                  : pairing == "interleaved"
                      ? RopePairing::kInterleaved
                      : throw nb::value_error("pairing must be half or interleaved");
-  spec.width = static_cast<std::int32_t>(2 * inverse_frequency.size());
-  spec.groups = {{std::move(inverse_frequency)}};
-  spec.layer_group.assign(static_cast<std::size_t>(std::max(layers, 0)), 0);
+  for (std::vector<double>& frequencies : inverse_frequencies) {
+    spec.width = static_cast<std::int32_t>(2 * frequencies.size());
+    spec.groups.push_back({std::move(frequencies)});
+  }
+  spec.layer_group.assign(static_cast<std::size_t>(std::max(layers, 0)), -1);
   Check(worker.ExpectRotation(std::move(spec)));
 }
 
@@ -261,7 +266,8 @@ NB_MODULE(_native, module) {
 
   nb::class_<ConnectorScheduler>(module, "Scheduler")
       .def(nb::new_(&MakeScheduler), nb::kw_only(), nb::arg("secret"), nb::arg("budget_bytes"),
-           nb::arg("token_bytes"), nb::arg("ranks"))
+           nb::arg("token_bytes"), nb::arg("ranks"), nb::arg("window") = 0,
+           nb::arg("block_slots") = 0)
       .def("add",
            [](ConnectorScheduler& self, const std::string& request, nb::handle transfer,
               TokenIds prompt, std::string_view salt) {
@@ -271,9 +277,10 @@ NB_MODULE(_native, module) {
       .def("matched_tokens", &ConnectorScheduler::MatchedTokens)
       .def("allocated", &ConnectorScheduler::Allocated)
       .def("follows", &ConnectorScheduler::Follows)
-      .def("scheduled", [](ConnectorScheduler& self, const std::string& request,
-                           std::int32_t computed, const std::vector<std::int32_t>& blocks,
-                           bool replace) { self.Scheduled(request, computed, blocks, replace); })
+      .def("scheduled",
+           [](ConnectorScheduler& self, const std::string& request, std::int32_t computed,
+              const std::vector<std::int32_t>& blocks, bool replace,
+              std::int32_t begin) { self.Scheduled(request, computed, blocks, replace, begin); })
       .def("discard_plan", &ConnectorScheduler::DiscardPlan)
       .def("take_plan", [](ConnectorScheduler& self) { return ToPython(self.TakePlan()); })
       .def("take_report", [](ConnectorScheduler& self,
@@ -329,7 +336,7 @@ NB_MODULE(_native, module) {
            nb::arg("keys"), nb::arg("values"), nb::arg("key_strides"), nb::arg("value_strides"),
            nb::arg("arena_bytes"), nb::arg("pinned_bytes"))
       .def("expect_rotation", &ExpectRotation, nb::kw_only(), nb::arg("pairing"), nb::arg("layers"),
-           nb::arg("inverse_frequency"))
+           nb::arg("inverse_frequencies"))
       .def("load_on_device",
            [](ConnectorWorker& self, std::uintptr_t stream) { Check(self.LoadOnDevice(stream)); })
       .def("capture_on_device", [](ConnectorWorker& self,

@@ -7,6 +7,9 @@
 namespace inferscale {
 namespace {
 
+/// The engine's block that stands for one that is not there, in every table of a windowed group.
+constexpr std::int32_t kNullBlock = 0;
+
 std::int64_t SteadyMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
@@ -24,6 +27,9 @@ Result<std::unique_ptr<ConnectorScheduler>> ConnectorScheduler::Create(
   }
   if (options.ranks < 1 || options.budget_bytes < 0 || options.token_bytes < 1) {
     return InvalidArgument("ranks, budget and bytes a token must be positive");
+  }
+  if (options.window < 0 || (options.window > 0 && options.block_slots < 1)) {
+    return InvalidArgument("a window and the block size that goes with it must be positive");
   }
   return std::unique_ptr<ConnectorScheduler>(new ConnectorScheduler(std::move(options)));
 }
@@ -135,6 +141,30 @@ bool ConnectorScheduler::MustWait(const std::string& request, const Active& acti
   return !resident && promotions_.MustWait(request, wanted, plan_);
 }
 
+std::int32_t ConnectorScheduler::NullTokens(std::span<const std::int32_t> block_table) const {
+  if (options_.window == 0) return 0;
+  const auto first = std::find_if(block_table.begin(), block_table.end(),
+                                  [](std::int32_t block) { return block != kNullBlock; });
+  return static_cast<std::int32_t>(first - block_table.begin()) * options_.block_slots;
+}
+
+bool ConnectorScheduler::IsWhole(const Active& active, std::int32_t first, std::int32_t last,
+                                 std::int32_t begin) const {
+  if (options_.window == 0) return true;
+  // Before a pass the engine frees the blocks that lie whole behind the window of its first token.
+  // The request's own table is not told.
+  const std::int32_t seen = std::max(0, begin - options_.window + 1);
+  const std::int32_t slots = options_.block_slots;
+  const std::int32_t first_block = first / slots, end_block = (last + slots - 1) / slots;
+  if (first_block < seen / slots ||
+      static_cast<std::size_t>(end_block) > active.block_table.size()) {
+    return false;
+  }
+  return std::none_of(active.block_table.begin() + first_block,
+                      active.block_table.begin() + end_block,
+                      [](std::int32_t block) { return block == kNullBlock; });
+}
+
 void ConnectorScheduler::Allocated(const std::string& request, std::int32_t external,
                                    std::vector<std::int32_t> block_table) {
   const auto found = requests_.find(request);
@@ -144,13 +174,16 @@ void ConnectorScheduler::Allocated(const std::string& request, std::int32_t exte
   promotions_.Release(request, plan_);  // the ranks do it after this plan's loads
   if (external <= 0) return;
   RequestLoad load{request, active.block_table, {}};
-  const std::int32_t begin = active.matched_from, end = active.matched_from + external;
+  const std::int32_t end = active.matched_from + external;
+  const std::int32_t begin =
+      std::min(std::max(active.matched_from, NullTokens(active.block_table)), end);
   for (const TransferBlock& block : active.transfer.blocks) {
     const std::int32_t first = std::max(block.begin, begin), last = std::min(block.end, end);
     if (first < last) load.pieces.push_back({block.key, first - block.begin, last - first, first});
   }
   active.external += external;
   active.promised = external;
+  active.unseen = begin - active.matched_from;
   plan_.loads.push_back(std::move(load));
 }
 
@@ -160,22 +193,32 @@ bool ConnectorScheduler::Follows(const std::string& request) const {
 }
 
 void ConnectorScheduler::Scheduled(const std::string& request, std::int32_t computed,
-                                   std::span<const std::int32_t> new_blocks, bool replace) {
+                                   std::span<const std::int32_t> new_blocks, bool replace,
+                                   std::int32_t begin) {
   const auto found = requests_.find(request);
   if (found == requests_.end()) return;
   Active& active = found->second;
   if (replace) active.block_table.clear();
   active.block_table.insert(active.block_table.end(), new_blocks.begin(), new_blocks.end());
-  if (active.transfer.operation == TransferOperation::kCapture) Capture(request, active, computed);
+  if (active.transfer.operation == TransferOperation::kCapture) {
+    Capture(request, active, begin, computed);
+  }
+  const auto tokens = static_cast<std::int32_t>(active.prompt.size());
   if (active.transfer.operation == TransferOperation::kProbe && !active.probed &&
-      computed >= static_cast<std::int32_t>(active.prompt.size())) {
+      computed >= tokens) {
     active.probed = true;
-    plan_.probes.push_back(
-        {request, active.block_table, static_cast<std::int32_t>(active.prompt.size())});
+    if (IsWhole(active, 0, tokens, begin)) {
+      plan_.probes.push_back({request, active.block_table, tokens});
+    } else if (!rotation_known()) {
+      refusal_ = "the model's window of " + std::to_string(options_.window) +
+                 " tokens holds a prompt of " + std::to_string(tokens) +
+                 ", which measures the rotation, in one pass alone: set --max-num-batched-tokens "
+                 "to that or more";
+    }
   }
 }
 
-void ConnectorScheduler::Capture(const std::string& request, Active& active,
+void ConnectorScheduler::Capture(const std::string& request, Active& active, std::int32_t begin,
                                  std::int32_t computed) {
   const std::vector<TransferBlock>& blocks = active.transfer.blocks;
   for (; active.next_capture < blocks.size() && blocks[active.next_capture].end <= computed;
@@ -183,6 +226,10 @@ void ConnectorScheduler::Capture(const std::string& request, Active& active,
     const TransferBlock& block = blocks[active.next_capture];
     if (!rotation_known()) {
       Fall(active, refusal_.empty() ? "rotation_unknown" : "model_unsupported", 1);
+      continue;
+    }
+    if (!IsWhole(active, block.begin, block.end, begin)) {
+      Fall(active, "outside_window", 1);
       continue;
     }
     DirectoryBlock entry{
@@ -243,11 +290,13 @@ Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
   TakeArenas(report);
   if (report.rank == 0) {  // every rank injects the same tokens, each its heads
     for (const InjectedTokens& injected : report.injected) {
-      counters_.injected_tokens += injected.tokens;
       const auto active = requests_.find(injected.request);
+      std::int32_t tokens = injected.tokens;
+      if (active != requests_.end() && tokens > 0) tokens += active->second.unseen;
+      counters_.injected_tokens += tokens;
       if (active == requests_.end()) continue;
-      active->second.outcome.injected_tokens += injected.tokens;
-      active->second.promised = 0;
+      active->second.outcome.injected_tokens += tokens;
+      active->second.promised = active->second.unseen = 0;
     }
   }
   return OkStatus();

@@ -34,6 +34,10 @@ struct ConnectorSchedulerOptions {
   std::int64_t budget_bytes = 0;     ///< of one rank
   std::int64_t token_bytes = 0;      ///< of one rank, in the store's codec, rounded up
   std::int32_t ranks = 1;
+  /// Tokens that a next one sees, if every layer has a window: an engine then frees its blocks
+  /// behind it, and its tables begin with null blocks (number 0). 0: no table does.
+  std::int32_t window = 0;
+  std::int32_t block_slots = 0;                  ///< tokens an engine block; needed with a window
   std::function<std::int64_t()> steady_ms = {};  ///< tests put their own in
 };
 
@@ -64,14 +68,17 @@ class ConnectorScheduler {
   /// again in the next step, the ranks are copying its blocks up (PromotionPlanner says how long).
   std::optional<std::int32_t> MatchedTokens(const std::string& request, std::int32_t computed);
   /// The engine has given the request its blocks and takes `external` tokens of the last match.
+  /// Those whose blocks are null are not loaded: nothing looks at them any more.
   void Allocated(const std::string& request, std::int32_t external,
                  std::vector<std::int32_t> block_table);
   /// Whether the request has to do with what its passes compute: Scheduled is to be told of them.
   bool Follows(const std::string& request) const;
-  /// A pass of this step computes the request's tokens up to `computed`. \param new_blocks engine
-  /// blocks to append, or the whole table if `replace`.
+  /// A pass of this step computes the request's tokens from `begin` up to `computed`. \param
+  /// new_blocks engine blocks to append, or the whole table if `replace`. Blocks that the engine
+  /// has freed before this pass, behind a window, are another request's by now: runs in them are
+  /// not captured.
   void Scheduled(const std::string& request, std::int32_t computed,
-                 std::span<const std::int32_t> new_blocks, bool replace);
+                 std::span<const std::int32_t> new_blocks, bool replace, std::int32_t begin = 0);
   /// The step's plan as bytes; empty when there is nothing to do.
   std::vector<std::uint8_t> TakePlan();
   /// What the ranks did. A malformed report is an error and changes nothing.
@@ -120,6 +127,7 @@ class ConnectorScheduler {
     std::int32_t matched_from = 0;  ///< `computed` of the last match
     std::int32_t external = 0;      ///< tokens that the engine has taken from matches
     std::int32_t promised = 0;      ///< tokens to load that no report has told of yet
+    std::int32_t unseen = 0;        ///< of those, tokens behind the window: not to be written
     std::map<std::string, std::int32_t> unmatched;  ///< of the last match: reason -> blocks
     std::size_t next_capture = 0;
     bool probed = false;
@@ -128,7 +136,13 @@ class ConnectorScheduler {
 
   explicit ConnectorScheduler(ConnectorSchedulerOptions options);
   void Fall(Active& active, const std::string& reason, std::int32_t blocks);
-  void Capture(const std::string& request, Active& active, std::int32_t computed);
+  void Capture(const std::string& request, Active& active, std::int32_t begin,
+               std::int32_t computed);
+  /// Tokens in front of the first block of a table that is not null.
+  std::int32_t NullTokens(std::span<const std::int32_t> block_table) const;
+  /// Whether every block of tokens [first, last) is there in a pass that begins at `begin`.
+  bool IsWhole(const Active& active, std::int32_t first, std::int32_t last,
+               std::int32_t begin) const;
   void Drop(std::span<const KvKey> keys);
   bool MustWait(const std::string& request, const Active& active, std::int32_t begin,
                 std::int32_t end);

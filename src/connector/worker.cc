@@ -384,6 +384,38 @@ Status ConnectorWorker::Probe(const Staging& staging) {
   return OkStatus();
 }
 
+// The engine's frequencies, each layer with those that move its first probe onto the others; null
+// if a layer agrees with none.
+std::unique_ptr<RopeSpec> ConnectorWorker::Expected(std::span<const RopeProbe> probes) const {
+  if (expected_ == nullptr) return nullptr;
+  const KvGeometry& geometry = options_.geometry;
+  const auto row = static_cast<std::size_t>(geometry.kv_heads) * geometry.key_dim;
+  auto spec = std::make_unique<RopeSpec>(*expected_);
+  RopeSpec alone = *expected_;
+  alone.layer_group.assign(1, -1);
+  for (std::size_t layer = 0; layer < spec->layer_group.size(); ++layer) {
+    double best = kMostRelocationError;
+    bool found = false;
+    for (std::int32_t group = -1; group < static_cast<std::int32_t>(spec->groups.size()); ++group) {
+      alone.layer_group[0] = group;
+      double error = 0;
+      for (const RopeProbe& probe : probes.subspan(1)) {
+        const std::span<const float> from(probes[0].keys), to(probe.keys);
+        error = std::max(error,
+                         RelocationError(alone, from.subspan(layer * row, row), probes[0].position,
+                                         to.subspan(layer * row, row), probe.position, 1,
+                                         geometry.kv_heads, geometry.key_dim));
+      }
+      if (error > best) continue;
+      best = error;
+      found = true;
+      spec->layer_group[layer] = group;
+    }
+    if (!found) return nullptr;
+  }
+  return spec;
+}
+
 // Probes [0, measured) ascend; those behind them check what they have given.
 Result<RopeSpec> ConnectorWorker::Rotation(std::span<const RopeProbe> probes,
                                            std::size_t measured) const {
@@ -393,12 +425,7 @@ Result<RopeSpec> ConnectorWorker::Rotation(std::span<const RopeProbe> probes,
     return RelocationError(spec, from.keys, from.position, to.keys, to.position, geometry.layers,
                            geometry.kv_heads, geometry.key_dim);
   };
-  if (expected_ != nullptr) {
-    const bool agrees = std::all_of(probes.begin() + 1, probes.end(), [&](const RopeProbe& probe) {
-      return relocation_error(*expected_, probes[0], probe) <= kMostRelocationError;
-    });
-    if (agrees) return *expected_;
-  }
+  if (const std::unique_ptr<RopeSpec> expected = Expected(probes)) return *expected;
   INFERSCALE_ASSIGN_OR_RETURN(RopeSpec spec, MeasureRope(probes.first(measured), geometry.layers,
                                                          geometry.kv_heads, geometry.key_dim));
   for (const RopeProbe& probe : probes.subspan(measured)) {

@@ -58,8 +58,10 @@ class ConnectorWorker {
   /// device has too little left.
   Status AttachDevice(std::unique_ptr<kernels::Device> device, DeviceCache cache,
                       std::int64_t arena_bytes, std::int64_t pinned_bytes);
-  /// What the engine says of its rotation: a probe checks it then, and measures only if it is
-  /// wrong. A measurement on a 16-bit cache serves no long contexts (see MeasuredPositions).
+  /// What the engine says of its rotation: groups of frequencies, of which a probe finds each
+  /// layer's own, or none for one that does not rotate; whatever groups the spec gives the layers.
+  /// It measures only if a layer agrees with nothing. A measurement on a 16-bit cache serves no
+  /// long contexts (see MeasuredPositions).
   Status ExpectRotation(RopeSpec spec);
 
   /// Takes a plan: erasures and evictions are carried out at once. \return kDataLoss for a bad one.
@@ -125,6 +127,7 @@ class ConnectorWorker {
   kernels::CodecView View() const;
   kernels::RopeTable Rope() const;
   Result<RopeSpec> Rotation(std::span<const RopeProbe> probes, std::size_t measured) const;
+  std::unique_ptr<RopeSpec> Expected(std::span<const RopeProbe> probes) const;
   Status LayoutOf(const Staging& staging, std::int64_t tokens, kernels::PagedLayout& layout,
                   std::vector<void*>& bases) const;
   std::int64_t SlotOf(std::span<const std::int32_t> block_table, std::int64_t position) const;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <span>
@@ -28,7 +29,16 @@ class FakePagedEngine {
     const std::size_t elements = std::size_t{kLayers} * kBlocks * kBlockSlots * Row();
     keys_.assign(elements, 0);
     values_.assign(elements, 0);
-    for (int i = 0; i < kDim / 2; ++i) frequency_.push_back(std::pow(1e4, -2.0 * i / kDim));
+    for (std::int32_t layer = 0; layer < kLayers; ++layer) SetBase(layer, 1e4);
+  }
+
+  /// Of a layer's rotation; 0: it has none.
+  void SetBase(std::int32_t layer, double base) {
+    frequency_.resize(kLayers, std::vector<double>(kDim / 2));
+    for (std::size_t i = 0; i < kDim / 2; ++i) {
+      frequency_[static_cast<std::size_t>(layer)][i] =
+          base > 0 ? std::pow(base, -2.0 * static_cast<double>(i) / kDim) : 0;
+    }
   }
 
   std::size_t Row() const { return static_cast<std::size_t>(heads_) * kDim; }
@@ -40,10 +50,10 @@ class FakePagedEngine {
       for (std::size_t i = 0; i < kDim / 2; ++i) {
         float& x = row[head * kDim + i];
         float& y = row[head * kDim + i + kDim / 2];
-        const double angle = position * frequency_[i];
+        const double angle = position * frequency_[static_cast<std::size_t>(layer)][i];
         const double c = std::cos(angle), s = std::sin(angle), x0 = x, y0 = y;
-        x = static_cast<float>(x0 * c - y0 * s);
-        y = static_cast<float>(x0 * s + y0 * c);
+        x = Rounded(static_cast<float>(x0 * c - y0 * s));
+        y = Rounded(static_cast<float>(x0 * s + y0 * c));
       }
     }
     return row;
@@ -134,6 +144,15 @@ class FakePagedEngine {
     ASSERT_TRUE(worker.Probe(staging).ok());
   }
 
+  /// Of these slots: [layers][slots][heads][dim] each.
+  void Read(const std::vector<std::int64_t>& slots, std::vector<float>& keys,
+            std::vector<float>& values) {
+    Move(slots, keys, values, /*to_cache=*/false);
+  }
+
+  /// Keys with the precision of bf16.
+  void RoundKeys() { rounds_ = true; }
+
   float& KeyAt(std::int32_t layer, std::int64_t slot) { return *At(keys_, layer, slot); }
 
  private:
@@ -175,8 +194,14 @@ class FakePagedEngine {
     }
   }
 
+  float Rounded(float key) const {
+    if (!rounds_) return key;
+    return std::bit_cast<float>((std::bit_cast<std::uint32_t>(key) + 0x8000u) & 0xffff0000u);
+  }
+
   const std::int32_t first_head_, heads_;
-  std::vector<double> frequency_;
+  bool rounds_ = false;
+  std::vector<std::vector<double>> frequency_;  ///< [layers]
   std::vector<float> keys_, values_;
 };
 

@@ -160,6 +160,26 @@ TEST_F(VllmClusterTest, NobodyWaitsForAnExactPrefixLongerThanForTheAnswerItself)
   EXPECT_TRUE(first_->Holds(key));
 }
 
+TEST_F(VllmClusterTest, AnExactPrefixThatIsLongerThanTheModelsWindowIsTriedOnce) {
+  Open();
+  VllmEncoder encoder(*cluster_);
+  VllmServer& core = *cluster_->Order(1)[0];
+  Composition prompt;
+  prompt.ids = {'S', '\n', 'x'};
+  prompt.blocks = {{test::TestKey(1), 0, 2, true}};
+  first_->With([](FakeConnector& c) { return c.capture_fallback = "outside_window"; });
+  const auto asked = [&] {
+    return server_->With([](FakeVllm& server) { return server.completions.size(); });
+  };
+  const std::size_t before = asked();
+  for (int chat = 0; chat < 3; ++chat) encoder.HoldPrefix(core, prompt, std::nullopt, nullptr);
+  EXPECT_EQ(asked(), before + 1);
+  prompt.blocks[0].key = test::TestKey(2);
+  first_->With([](FakeConnector& c) { return c.capture_fallback = ""; });
+  encoder.HoldPrefix(core, prompt, std::nullopt, nullptr);
+  EXPECT_TRUE(first_->Holds(test::TestKey(2)));
+}
+
 TEST_F(VllmClusterTest, StoppingEndsWhatAServerTakesLongFor) {
   Open();
   server_->With([](FakeVllm& server) { return server.completions.clear(); });

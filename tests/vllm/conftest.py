@@ -177,21 +177,28 @@ def say(request, what: str) -> None:
         print(f"\n{what}")
 
 
-def write_tiny_llama(folder: pathlib.Path, vocabulary: int, seed: int = 11) -> str:
-    """A Llama with random weights: 4 layers, 4 heads over 2 KV heads."""
+# Heads of 64: every attention kernel of a GPU takes them.
+TINY_DIM = 64 if DEVICE == "cuda" else 32
+
+
+def write_tiny(folder: pathlib.Path, vocabulary: int, seed: int, further, scales, **config) -> str:
+    """A decoder with random weights: 4 layers, 4 heads over 2 KV heads.
+
+    `further(hidden, dim)` are more weights of a layer; `scales` are of embedding and output (none: tied).
+    """
     import torch
     from safetensors.torch import save_file
 
-    # Heads of 64: every attention kernel of a GPU takes them.
-    dim = 64 if DEVICE == "cuda" else 32
+    dim = TINY_DIM
     hidden, heads, kv_heads, inner, layers = 4 * dim, 4, 2, 256, 4
     torch.manual_seed(seed)
 
     def random(*shape):
         return torch.randn(*shape) * (shape[-1] ** -0.5)
 
-    weights = {"model.embed_tokens.weight": random(vocabulary, hidden) * 8,
-               "lm_head.weight": random(vocabulary, hidden) * 4,
+    tied = len(scales) == 1
+    weights = {"model.embed_tokens.weight": random(vocabulary, hidden) * scales[0],
+               **({} if tied else {"lm_head.weight": random(vocabulary, hidden) * scales[1]}),
                "model.norm.weight": torch.ones(hidden)}
     for layer in range(layers):
         name = f"model.layers.{layer}."
@@ -205,16 +212,46 @@ def write_tiny_llama(folder: pathlib.Path, vocabulary: int, seed: int = 11) -> s
             name + "mlp.down_proj.weight": random(hidden, inner),
             name + "input_layernorm.weight": torch.ones(hidden),
             name + "post_attention_layernorm.weight": torch.ones(hidden),
+            **{name + key: value for key, value in further(hidden, dim).items()},
         }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
         "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim,
-        "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "vocab_size": vocabulary, "tie_word_embeddings": False, "torch_dtype": "float32",
-        "bos_token_id": 1, "eos_token_id": 2}))
+        "max_position_embeddings": 16384, "vocab_size": vocabulary, "tie_word_embeddings": tied,
+        "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2, **config}))
     return str(folder)
+
+
+def write_tiny_llama(folder: pathlib.Path, vocabulary: int, seed: int = 11, **config) -> str:
+    return write_tiny(folder, vocabulary, seed, lambda hidden, dim: {}, (8, 4), **{
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, **config})
+
+
+def write_tiny_mistral(folder: pathlib.Path, window: int) -> str:
+    """Every layer has a window."""
+    return write_tiny_llama(folder, 512, architectures=["MistralForCausalLM"], model_type="mistral",
+                            sliding_window=window)
+
+
+def write_tiny_gemma3(folder: pathlib.Path, window: int) -> str:
+    """The third of four layers sees everything, and turns slower than the others."""
+    import torch
+
+    def norms(hidden, dim):
+        return {"self_attn.q_norm.weight": torch.zeros(dim), "self_attn.k_norm.weight": torch.zeros(dim),
+                "pre_feedforward_layernorm.weight": torch.zeros(hidden),
+                "post_feedforward_layernorm.weight": torch.zeros(hidden)}
+
+    kinds = ["full_attention" if layer == 2 else "sliding_attention" for layer in range(4)]
+    return write_tiny(folder, 512, 12, norms, (4,), **{
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, "layer_types": kinds,
+        "query_pre_attn_scalar": TINY_DIM, "sliding_window": window,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1000000.0}}})
 
 
 @pytest.fixture(scope="session")

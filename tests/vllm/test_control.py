@@ -10,7 +10,7 @@ import pytest
 from conftest import Engine, key_of
 from test_bookkeeping import BLOCK, ids, spans
 
-from inferscale.vllm.control import ControlClient, ControlError, mac_of
+from inferscale.vllm.control import ControlClient, ControlError, NothingStored, mac_of
 
 
 @pytest.fixture(scope="module")
@@ -137,3 +137,11 @@ def test_a_capture_asked_for_before_its_erasure_stores_nothing(engine, client):
     assert said["captured_blocks"] == 0 and said["fallback"] == {"erased": 1}
     assert client.call("presence", keys=[blocks[0][0].hex()])["ready"] == [False]
     assert engine.run(prompt, "capture", blocks, epoch=4)[3]["captured_blocks"] == 1
+
+
+def test_an_engine_that_serves_text_alone_erases_nothing_that_an_earlier_start_has_left(tmp_path):
+    side = NothingStored("a reason", str(tmp_path))
+    assert side.erase([b"k" * 16], 1, 2) == side.erase_scope(1, 2) == side.acknowledged_plan
+    (tmp_path / "rank-0").mkdir()
+    with pytest.raises(ControlError, match="remove that folder"):
+        side.erase_scope(1, 2)

@@ -12,8 +12,10 @@ from inferscale.vllm.settings import (
     engine_suffix,
     fails_instead_of_recomputing,
     parse_size,
+    refusal_of,
     refuse_siblings,
     SettingsError,
+    window_of,
 )
 from inferscale.vllm.strided_cache import StridedCache
 
@@ -113,6 +115,41 @@ def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, second_runner,
                              use_v2_model_runner=second_runner,
                              kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy))
     assert fails_instead_of_recomputing(config, version) == fails
+    # Where it frees blocks behind a window no version's is.
+    assert fails_instead_of_recomputing(config, version, window=4096) == (policy == "recompute")
+
+
+@pytest.mark.parametrize("groups,reason,window", [
+    ([("FullAttentionSpec", {})], "", 0),
+    ([("FullAttentionSpec", {"sliding_window": 48})], "", 0),
+    ([("SlidingWindowSpec", {"sliding_window": 48})], "", 48),
+    ([("FullAttentionSpec", {}), ("SlidingWindowSpec", {"sliding_window": 48})],
+     "--disable-hybrid-kv-cache-manager", 0),
+    ([("SlidingWindowSpec", {"sliding_window": 48}), ("SlidingWindowSpec", {"sliding_window": 96})],
+     "several windows", 0),
+    ([("FullAttentionSpec", {"attention_chunk_size": 64})], "chunked attention", 0),
+    ([("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64})], "other than", 0),
+    ([("FullAttentionSpec", {}), ("ChunkedLocalAttentionSpec", {"attention_chunk_size": 64})],
+     "other than", 0),
+    ([("SinkFullAttentionSpec", {"sink_len": 4})], "other than", 0),
+    ([("MLAAttentionSpec", {})], "other than", 0),
+    ([("CrossAttentionSpec", {})], "other than", 0),
+    ([("FullAttentionSpec", {"head_size_v": 64})], "differ in size", 0),
+    ([("SlidingWindowSpec", {"sliding_window": 48, "dtype": torch.uint8})], "uint8", 48),
+    ([], "other than", 0)])
+def test_groups_of_layers_that_are_served_and_that_are_not(groups, reason, window):
+    from vllm.v1 import kv_cache_interface as vllm
+
+    def spec(kind, further):
+        return getattr(vllm, kind)(**{"block_size": 16, "num_kv_heads": 2, "head_size": 32,
+                                      "dtype": torch.float32, **further})
+
+    caches = SimpleNamespace(kv_cache_groups=[
+        SimpleNamespace(kv_cache_spec=spec(*group)) for group in groups])
+    config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
+    refusal = refusal_of(config, caches)
+    assert reason in refusal and bool(refusal) == bool(reason)
+    assert window_of(caches) == window
 
 
 @pytest.mark.parametrize("parallel,suffix", [

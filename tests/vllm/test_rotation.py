@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import Engine, key_of
+from conftest import Engine, key_of, write_tiny_gemma3
 from test_bookkeeping import BLOCK, ids
 
 LENGTH = 12288
@@ -13,8 +13,9 @@ def start(tiny_model, folder, **options):
                   max_model_len=16384, dtype="bfloat16", **options)
 
 
-def keys_of(engine, prompt, begin, *arguments):
-    """Keys of layer 0, which depend on token and position alone, from `begin` on."""
+def keys_of(engine, prompt, begin, end, *arguments):
+    """Keys of all layers in tokens [begin, end). Those of layer 0 depend on token and position alone;
+    those of all layers do in a prompt of one token."""
     manager = engine.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
     connector = next(c for c in engine.connectors if c.scheduler is not None)
     worker = next(c for c in engine.connectors if c.worker is not None)
@@ -28,8 +29,8 @@ def keys_of(engine, prompt, begin, *arguments):
         save()
         table = manager.get_block_ids(seen["name"])[0]
         if "keys" not in seen and len(table) * BLOCK >= len(prompt):
-            slots = [table[p // BLOCK] * BLOCK + p % BLOCK for p in range(begin, len(prompt) - 40)]
-            seen["keys"] = engine.worker.cache.read(torch.tensor(slots))[0][0].float()
+            slots = [table[p // BLOCK] * BLOCK + p % BLOCK for p in range(begin, end)]
+            seen["keys"] = engine.worker.cache.read(torch.tensor(slots))[0].float()
 
     connector.update_state_after_alloc, worker.wait_for_save = remember, read
     try:
@@ -37,6 +38,12 @@ def keys_of(engine, prompt, begin, *arguments):
     finally:
         connector.update_state_after_alloc, worker.wait_for_save = allocated, save
     return seen["keys"], said
+
+
+def error_of(moved, cold):
+    """The largest of a layer, relative to its keys."""
+    squares = [(part.pow(2).mean(dim=(1, 2, 3))) for part in (moved - cold, cold)]
+    return float((squares[0] / squares[1]).sqrt().max())
 
 
 def test_keys_are_placed_far_behind_the_probe_as_the_engine_places_them(tiny_model, tmp_path):
@@ -50,16 +57,16 @@ def test_keys_are_placed_far_behind_the_probe_as_the_engine_places_them(tiny_mod
     engine.run([*fact, 9], "capture", [(key_of("far"), 0, 100)])
     prompt, begin = [*front, *fact, *tail], len(front)
     blocks = [(key_of("front", i % 10), i * 100, i * 100 + 100) for i in range(begin // 100)]
-    cold, _ = keys_of(engine, prompt, begin)
-    moved, said = keys_of(engine, prompt, begin, "inject", [*blocks, (key_of("far"), begin,
-                                                                      begin + 100)])
+    end = begin + 101
+    cold, _ = keys_of(engine, prompt, begin, end)
+    moved, said = keys_of(engine, prompt, begin, end, "inject", [*blocks, (key_of("far"), begin,
+                                                                           begin + 100)])
     assert said["injected_tokens"] == begin + 100
     assert moved.shape == cold.shape and begin > 11000
     # Two roundings of bf16 apart at most, of elements up to about four times the mean; a measured
     # frequency would be off by 0.01 and more here.
-    error = (moved - cold).pow(2).mean().sqrt() / cold.pow(2).mean().sqrt()
     engine.close()
-    assert error < 2**-8
+    assert error_of(moved[:1], cold[:1]) < 2**-8
 
 
 def test_without_the_engines_frequencies_long_contexts_are_served_as_text(tiny_model, tmp_path,
@@ -80,8 +87,8 @@ def test_frequencies_that_the_probe_contradicts_are_not_used(tiny_model, tmp_pat
     pairing, true = [], worker.engine_rotation
 
     def perturbed():
-        pairing[:], frequencies = [true()[0]], true()[1]
-        return pairing[0], [f * wrong for f in frequencies]
+        pairing[:], rotations = [true()[0]], true()[1]
+        return pairing[0], [[f * wrong for f in one] for one in rotations]
 
     monkeypatch.setattr(worker, "engine_rotation", perturbed)
     engine = start(tiny_model, tmp_path)
@@ -89,3 +96,18 @@ def test_frequencies_that_the_probe_contradicts_are_not_used(tiny_model, tmp_pat
     refusal = engine.scheduler.native.counters()["refusal"]
     engine.close()
     assert pairing and "--max-model-len" in refusal
+
+
+def test_layers_that_turn_in_two_ways_get_the_engines_frequencies_each(tmp_path):
+    engine = Engine(write_tiny_gemma3(tmp_path, 48), tmp_path, block_size=BLOCK,
+                    max_num_batched_tokens=2048, max_model_len=16384, dtype="bfloat16",
+                    disable_hybrid_kv_cache_manager=True)
+    engine.probe()  # refused if they were measured, as above
+    engine.run([7] * 150, "capture", [(key_of("turned"), 100, 140)])
+    prompt, begin = [7] * LENGTH + ids(9, 4), LENGTH // 40 * 40
+    blocks = [(key_of("turned"), b, b + 40) for b in range(0, begin, 40)]
+    cold, _ = keys_of(engine, prompt, begin - 40, begin)
+    moved, said = keys_of(engine, prompt, begin - 40, begin, "inject", blocks)
+    engine.close()
+    assert said["injected_tokens"] == begin
+    assert error_of(moved, cold) < 2**-7

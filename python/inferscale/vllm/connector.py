@@ -30,6 +30,7 @@ from inferscale.vllm.settings import (
     read_settings,
     refuse_siblings,
     SettingsError,
+    window_of,
 )
 from inferscale.vllm.worker import WorkerSide
 
@@ -102,16 +103,19 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
         check_version(vllm.__version__, settings.allow_untested_vllm)
         refuse_siblings(siblings())
-        if fails_instead_of_recomputing(vllm_config, vllm.__version__):
+        self.window = window_of(kv_cache_config)
+        if fails_instead_of_recomputing(vllm_config, vllm.__version__, self.window):
             # Read by the scheduler after it has made its connector.
             vllm_config.kv_transfer_config.kv_load_failure_policy = "fail"
             if role == KVConnectorRole.SCHEDULER:
+                where, instead = (
+                    ("with a sliding window in every layer", "") if self.window else
+                    ("under asynchronous scheduling, and with its second model runner,",
+                     " --no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0 have it computed."))
                 logger.warning(
-                    "inferscale: under asynchronous scheduling, and with its second model runner, "
-                    "this vLLM answers with wrong tokens after a load that failed: such a request "
-                    "ends with an error instead, and a gateway sends it again as text. "
-                    "--no-async-scheduling and VLLM_USE_V2_MODEL_RUNNER=0 have it computed."
-                )
+                    "inferscale: %s this vLLM answers with wrong tokens after a load that failed: "
+                    "such a request ends with an error instead, and a gateway sends it again as "
+                    "text.%s", where, instead)
         self.failures = 0
         self.last_failure = 0.0
         self.block_slots = vllm_config.cache_config.block_size
@@ -192,6 +196,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
                 begin = self.matched_from.get(request.request_id, 0)
                 end = begin + num_external_tokens
                 promised = table[begin // self.block_slots : -(-end // self.block_slots)]
+                if self.window:  # null blocks are everybody's
+                    promised = [block for block in promised if block != 0]
             self.scheduler.allocated(request.request_id, num_external_tokens, table)
             self.promised += promised
         except Exception:

@@ -71,6 +71,31 @@ class Reports:
             return self._kept.get(mac)
 
 
+class NothingStored:
+    """A native scheduler's place in the control server of an engine whose model is refused."""
+
+    acknowledged_plan, rotation_known = 0, False
+
+    def __init__(self, refusal: str, folder: str) -> None:
+        self._refusal, self._folder = refusal, folder
+
+    def counters(self) -> dict[str, Any]:
+        return {"refusal": self._refusal}
+
+    def ready(self, key: bytes) -> bool:
+        return False
+
+    def erase(self, keys: list[bytes], scope: int, epoch: int) -> int:
+        # An earlier start under other flags may have left KV of the same model.
+        if self._folder and any(pathlib.Path(self._folder).glob("rank-*")):
+            raise ControlError(f"facts are served as text ({self._refusal}); files of KV in "
+                               f"{self._folder} are not erased: remove that folder")
+        return 0
+
+    def erase_scope(self, scope: int, epoch: int) -> int:
+        return self.erase([], scope, epoch)
+
+
 class ControlServer:
     """Serves `path`, a Unix socket that its owner alone can open, until `close()`.
 

@@ -12,21 +12,33 @@ import torch
 PLAIN = {"RotaryEmbedding", "Llama3RotaryEmbedding", "LinearScalingRotaryEmbedding",
          "NTKScalingRotaryEmbedding", "YaRNScalingRotaryEmbedding"}
 
+MOST_ROTATIONS = 8
 
-def engine_rotation() -> tuple[str, list[float]] | None:
-    """(pairing, radians a position of each pair), or None where the model has no single plain one."""
+
+def engine_rotation() -> tuple[str, list[list[float]]] | None:
+    """(pairing, radians a position of each pair; of every rotary embedding that this process has made).
+
+    A model may turn its layers in several ways, such as those with a window faster than the others; a
+    probe tells whose is whose. None where one of them is no plain table, or another shape.
+    """
     try:
         from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
     except ImportError:
         return None
-    ropes = list(_ROPE_DICT.values())
-    if len(ropes) != 1 or type(ropes[0]).__name__ not in PLAIN:
+    found: list[list[float]] = []
+    pairings = set()
+    for rope in _ROPE_DICT.values():
+        if type(rope).__name__ not in PLAIN:
+            return None
+        with torch.device("cpu"):
+            table = rope._compute_cos_sin_cache().double().cpu()
+        one = frequencies(table)
+        if one not in found:
+            found.append(one)
+        pairings.add("half" if rope.is_neox_style else "interleaved")
+    if len(pairings) != 1 or len({len(one) for one in found}) != 1 or len(found) > MOST_ROTATIONS:
         return None
-    rope = ropes[0]
-    with torch.device("cpu"):
-        table = rope._compute_cos_sin_cache().double().cpu()
-    pairing = "half" if rope.is_neox_style else "interleaved"
-    return pairing, frequencies(table)
+    return pairings.pop(), found
 
 
 def frequencies(table: torch.Tensor) -> list[float]:

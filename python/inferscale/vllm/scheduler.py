@@ -3,8 +3,14 @@
 from typing import Any
 
 from inferscale import __version__, _native
-from inferscale.vllm.control import ControlServer, Reports
-from inferscale.vllm.settings import Settings, engine_suffix, fingerprint_of, refusal_of
+from inferscale.vllm.control import ControlServer, NothingStored, Reports
+from inferscale.vllm.settings import (
+    Settings,
+    engine_suffix,
+    fingerprint_of,
+    refusal_of,
+    window_of,
+)
 
 PARAMETER = "inferscale"
 MAC_DIGITS = 64
@@ -34,33 +40,45 @@ class SchedulerSide:
         self.control: ControlServer | None = None
         self.reports = Reports()
         self.macs: dict[str, str] = {}
+        groups = kv_cache_config.kv_cache_groups
+        layers = sum(len(group.layer_names) for group in groups)
         if self.refusal:
+            # Whoever looks for the reason finds it here, as that of a refusal by a rank.
+            shape = [max([1, *(getattr(group.kv_cache_spec, name, 0) for group in groups)])
+                     for name in ("num_kv_heads", "head_size")]
+            self._listen(vllm_config, settings, NothingStored(self.refusal, settings.folder),
+                         max(1, layers), *shape)
             return
-        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        layers = len(kv_cache_config.kv_cache_groups[0].layer_names)
+        spec = groups[0].kv_cache_spec
         self.native = _native.Scheduler(
             secret=settings.secret,
             budget_bytes=settings.file_bytes if settings.folder else settings.host_bytes,
             token_bytes=_native.token_bytes(settings.codec, layers, spec.num_kv_heads,
                                             spec.head_size),
             ranks=vllm_config.parallel_config.tensor_parallel_size,
+            window=window_of(kv_cache_config),
+            block_slots=spec.block_size,
         )
-        if settings.control_socket:
-            parallel = vllm_config.parallel_config
-            self.facts = {
-                "version": __version__,
-                "fingerprint": fingerprint_of(vllm_config).hex(),
-                "codec": settings.codec,
-                "layers": layers,
-                "kv_heads": spec.num_kv_heads * parallel.tensor_parallel_size,
-                "head_dim": spec.head_size,
-                "ranks": parallel.tensor_parallel_size,
-                "refusal": "",
-            }
-            self.control = ControlServer(
-                settings.control_socket + engine_suffix(parallel), settings.secret,
-                self.native, self.reports,
-                lambda: {**self.facts, "refusal": self.native.counters()["refusal"]})
+        self._listen(vllm_config, settings, self.native, layers, spec.num_kv_heads, spec.head_size)
+
+    def _listen(self, vllm_config: Any, settings: Settings, native: Any, layers: int,
+                kv_heads: int, head_dim: int) -> None:
+        """Opens the control socket, if there is to be one. `kv_heads` are those of a rank."""
+        if not settings.control_socket:
+            return
+        parallel = vllm_config.parallel_config
+        facts = {
+            "version": __version__,
+            "fingerprint": fingerprint_of(vllm_config).hex(),
+            "codec": settings.codec,
+            "layers": layers,
+            "kv_heads": kv_heads * parallel.tensor_parallel_size,
+            "head_dim": head_dim,
+            "ranks": parallel.tensor_parallel_size,
+        }
+        self.control = ControlServer(
+            settings.control_socket + engine_suffix(parallel), settings.secret, native,
+            self.reports, lambda: {**facts, "refusal": native.counters()["refusal"]})
 
     def close(self) -> None:
         if self.control is not None:
@@ -109,15 +127,17 @@ class SchedulerSide:
         scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             if self.native.follows(new.req_id):
-                self.native.scheduled(new.req_id, new.num_computed_tokens + scheduled[new.req_id],
-                                      list(new.block_ids[0]), True)
+                begin = new.num_computed_tokens
+                self.native.scheduled(new.req_id, begin + scheduled[new.req_id],
+                                      list(new.block_ids[0]), True, begin)
         cached = output.scheduled_cached_reqs
         for number, name in enumerate(cached.req_ids):
             if self.native.follows(name):
                 blocks = cached.new_block_ids[number]
-                self.native.scheduled(name, cached.num_computed_tokens[number] + scheduled[name],
+                begin = cached.num_computed_tokens[number]
+                self.native.scheduled(name, begin + scheduled[name],
                                       list(blocks[0]) if blocks else [],
-                                      name in cached.resumed_req_ids)
+                                      name in cached.resumed_req_ids, begin)
         return self.native.take_plan()
 
     def start(self, reports: list[bytes]) -> None:

@@ -53,8 +53,12 @@ def refuse_siblings(connectors: list[dict[str, Any]]) -> None:
         )
 
 
-def fails_instead_of_recomputing(vllm_config: Any, version: str) -> bool:
+def fails_instead_of_recomputing(vllm_config: Any, version: str, window: int = 0) -> bool:
     """Whether vLLM's own recovery from a failed load would answer with wrong tokens.
+
+    Where all layers have a window (of `window` tokens), vLLM computes from the failed block on, and
+    what that looks back at may lie in blocks that it never allocated, because the loaded tokens had
+    no use for them (seen with 0.24 and 0.32).
 
     Under asynchronous scheduling the next step of the request is already on its way when the
     failure is seen; vLLM 0.24 computes the prompt again, and keeps what that step then samples.
@@ -63,11 +67,8 @@ def fails_instead_of_recomputing(vllm_config: Any, version: str) -> bool:
     """
     unsafe = getattr(vllm_config.scheduler_config, "async_scheduling", False) or getattr(
         vllm_config, "use_v2_model_runner", False)
-    return (
-        bool(unsafe)
-        and vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute"
-        and version.startswith("0.24.")
-    )
+    return vllm_config.kv_transfer_config.kv_load_failure_policy == "recompute" and (
+        window > 0 or (bool(unsafe) and version.startswith("0.24.")))
 
 
 def parse_size(name: str, value: Any) -> int:
@@ -149,9 +150,19 @@ def check_version(version: str, allowed: bool) -> None:
         )
 
 
+def window_of(kv_cache_config: Any) -> int:
+    """Tokens of the window behind which vLLM frees blocks, in the only group of caches; 0: it keeps
+    them all, also if some layers have a window."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    groups = getattr(kv_cache_config, "kv_cache_groups", None) or []
+    spec = groups[0].kv_cache_spec if len(groups) == 1 else None
+    return spec.sliding_window if type(spec) is SlidingWindowSpec else 0
+
+
 def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
     """Why this engine's KV cannot be served exactly, in words; empty: it can."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         return "pipeline parallelism is not supported"
@@ -162,12 +173,18 @@ def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
         return "speculative decoding is not supported"
     if getattr(vllm_config, "lora_config", None) is not None:
         return "LoRA is not supported"
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
-        return "the model has layers other than full attention"
-    spec = groups[0].kv_cache_spec
-    if getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None):
-        return "the model has layers with a window"
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if {type(spec) for spec in specs} - {FullAttentionSpec, SlidingWindowSpec} or not specs:
+        return "the model has layers other than attention with or without a sliding window"
+    if any(getattr(spec, "attention_chunk_size", None) for spec in specs):
+        return "the model has layers with chunked attention"
+    if len(specs) > 1:
+        if FullAttentionSpec in {type(spec) for spec in specs}:
+            # A load that fails ends the engine there: vLLM maps failed blocks to requests by one table.
+            return ("some of the model's layers have a sliding window: start vLLM with "
+                    "--disable-hybrid-kv-cache-manager, which keeps the KV of all layers alike")
+        return "the model has layers of several windows"
+    spec = specs[0]
     if str(spec.dtype).removeprefix("torch.") not in ("float32", "float16", "bfloat16"):
         return f"the KV cache is of type {spec.dtype}"
     if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:

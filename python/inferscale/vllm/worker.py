@@ -77,13 +77,17 @@ class WorkerSide:
             max_position=self.config.model_config.max_model_len,
             rank=rank,
         )
+        if any(getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers):
+            # Their caches are others' under names of their own, which no scheduler counts.
+            self.refuse("the model has layers that use the KV of others")
+            return
         if self.on_device:
             self._attach(device)
         # A cache of float32 measures as well as the engine computes.
         rotation = engine_rotation() if self.cache.dtype != torch.float32 else None
         if rotation is not None:
             self.native.expect_rotation(pairing=rotation[0], layers=len(names),
-                                        inverse_frequency=rotation[1])
+                                        inverse_frequencies=rotation[1])
 
     def _attach(self, device: torch.device) -> None:
         """Allocates the arena. Raises SettingsError if the GPU has too little left."""

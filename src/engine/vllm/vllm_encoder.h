@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,7 @@ class VllmEncoder {
   std::deque<Item> urgent_, queue_;
   std::multiset<Running> running_;
   std::map<std::uint64_t, std::uint64_t> fences_;  ///< scope -> least epoch
+  std::unordered_set<KvKey> unstorable_;           ///< prefixes that are not tried again
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

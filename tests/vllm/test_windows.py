@@ -1,0 +1,252 @@
+"""Models with sliding windows: in every layer (vLLM frees blocks behind the window), and in some of
+them, where vLLM keeps all blocks if its hybrid manager is disabled."""
+
+import contextlib
+import time
+
+import pytest
+import torch
+from conftest import (
+    assert_same,
+    difference,
+    DTYPE,
+    Engine,
+    EXACT,
+    key_of,
+    write_tiny_gemma3,
+    write_tiny_mistral,
+)
+from test_bookkeeping import BLOCK, ids, pins, spans
+from test_preemption import generate
+from test_rotation import error_of, keys_of
+
+WINDOW = 48
+FACT = 40
+
+
+def start(kind, folder, **options):
+    write = write_tiny_gemma3 if kind == "some layers" else write_tiny_mistral
+    # 1,056: a probe of 1,025 tokens is one pass. 70 blocks of 32 tokens: four long prompts of other
+    # tokens share them only because some are freed.
+    return Engine(write(folder, WINDOW), folder, block_size=BLOCK, max_num_batched_tokens=1056,
+                  num_gpu_blocks_override=70, **options)
+
+
+@pytest.fixture(scope="module", params=["some layers", "every layer"])
+def engine(request, tmp_path_factory):
+    flag = {"disable_hybrid_kv_cache_manager": True} if request.param == "some layers" else {}
+    engine = start(request.param, tmp_path_factory.mktemp("window"), **flag)
+    engine.frees = request.param == "every layer"
+    engine.probe()
+    yield engine
+    engine.close()
+
+
+@contextlib.contextmanager
+def passes_of(engine, tokens):
+    """A prompt is computed in passes of so many tokens."""
+    scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+    before, scheduler.max_num_scheduled_tokens = scheduler.max_num_scheduled_tokens, tokens
+    try:
+        yield
+    finally:
+        scheduler.max_num_scheduled_tokens = before
+
+
+def facts(name, count):
+    return [(key_of(name, i), b, e) for i, (b, e) in enumerate(spans(*[FACT] * count))]
+
+
+def null_block(engine):
+    return [part.clone() for part in engine.worker.cache.read(torch.arange(BLOCK))]
+
+
+@pytest.mark.parametrize("passes", [1056, 96])
+def test_kv_at_its_own_place_equals_a_cold_prefill(engine, passes):
+    prompt, blocks = ids(1490, 700 + passes), facts(("own", passes), 37)
+    null = null_block(engine)
+    with passes_of(engine, passes):
+        cold = engine.run(prompt, tokens=12)
+        said = engine.run(prompt, "capture", blocks)[3]
+        assert (said["captured_blocks"], said["fallback"]) == (37, {})
+        tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, tokens=12)
+    assert (cached, said["injected_tokens"], said["fallback"]) == (1480, 1480, {})
+    assert_same((tokens, logprobs), cold)
+    assert difference(logprobs, cold[1]) < EXACT
+    assert all(torch.equal(*pair) for pair in zip(null, null_block(engine), strict=True))
+    assert pins(engine) == 0
+
+
+@pytest.mark.parametrize("length", [20, 47, 48, 49, 95, 96, 97, 130])
+def test_prompts_of_about_a_window(engine, length):
+    prompt, blocks = ids(length + 7, length), [(key_of("about", length), 0, length)]
+    cold = engine.run(prompt, tokens=3)
+    engine.run(prompt, "capture", blocks)
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert cached == length
+    assert_same((tokens, logprobs), cold)
+
+
+def test_injects_behind_a_local_hit(engine):
+    prompt, blocks, salt = ids(700, 710), facts("hit", 17), "local hit"
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=6)
+    first = engine.run(prompt[:330], "inject", blocks[:8], salt=salt)
+    assert first[2] == 320
+    tokens, logprobs, cached, said = engine.run(prompt, "inject", blocks, salt=salt, tokens=6)
+    assert (cached, said["injected_tokens"]) == (680, 680 - 320)
+    assert_same((tokens, logprobs), cold)
+
+
+def test_what_is_injected_serves_the_prefix_cache_too(engine):
+    prompt, blocks, salt = ids(500, 720), facts("prefix", 12), "prefix"
+    engine.run(prompt, "capture", blocks)
+    engine.run(prompt[:490], "inject", blocks, salt=salt)
+    longer = prompt + ids(60, 721)
+    cold = engine.run(longer, tokens=6)
+    tokens, logprobs, cached, _ = engine.run(longer, salt=salt, tokens=6)
+    assert cached >= 480
+    assert_same((tokens, logprobs), cold)
+
+
+def test_facts_moved_to_other_places_are_turned_as_each_layer_turns(engine):
+    """Every token of a prompt of one token has the same keys before rotation, in every layer."""
+    engine.run([7] * 200, "capture", [(key_of("moved"), 101, 101 + FACT)])
+    prompt = [7] * 800 + ids(9, 730)
+    cold = engine.run(prompt, tokens=6)
+    blocks = [(key_of("moved"), b, e) for b, e in spans(*[FACT] * 20)]
+    tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=6)
+    assert cached == 800
+    assert_same((tokens, logprobs), cold)
+    # Their values being equal, an answer tells little of their keys.
+    own, _ = keys_of(engine, prompt, 760, 800)
+    moved, said = keys_of(engine, prompt, 760, 800, "inject", blocks)
+    assert said["injected_tokens"] == 800
+    assert error_of(moved, own) < (2e-4 if DTYPE == "float32" else 2**-7)
+
+
+def test_a_load_that_fails_gives_no_wrong_answer(engine, monkeypatch):
+    prompt, blocks = ids(300, 740), facts("fails", 7)
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=5)
+    begin, lost = engine.worker.start_load, []
+
+    def lose(plan):
+        from inferscale import _native
+
+        if plan and not lost:
+            lost.append(plan)
+            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
+            other.erase([key_of("fails", 6)])
+            engine.worker.native.begin(other.take_plan())
+        begin(plan)
+
+    assert engine.recomputes != engine.frees  # where it frees, vLLM cannot compute what it skipped
+    salt, null = "fails", null_block(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.worker, "start_load", lose)
+        broken = engine.run(prompt, "inject", blocks, salt=salt, tokens=5)
+    assert lost
+    engine.assert_recovered(broken, cold)
+    again = engine.run(prompt, "inject", blocks, salt=salt, tokens=5)
+    assert_same(again, cold)  # nothing of it was left in the prefix cache
+    assert all(torch.equal(*pair) for pair in zip(null, null_block(engine), strict=True))
+    assert pins(engine) == 0
+
+
+def test_a_run_that_outgrows_the_window_is_not_captured_from_anothers_blocks(engine):
+    prompts = [ids(1200, 750 + i) for i in range(4)]
+    runs = [[(key_of("grow", i, 0), 0, FACT), (key_of("grow", i, 1), FACT, 440),
+             (key_of("grow", i, 2), 440, 480)] for i in range(4)]
+    cold = engine.run(prompts[0], tokens=3)
+    with passes_of(engine, 128):
+        outputs = generate(engine, prompts, "capture", runs, 1)
+    for output in outputs:
+        said = output.kv_transfer_params["inferscale"]
+        assert said["captured_blocks"] == (2 if engine.frees else 3)
+        assert said["fallback"] == ({"outside_window": 1} if engine.frees else {})
+    # Served as text from there on.
+    tokens, logprobs, cached, said = engine.run(prompts[0], "inject", runs[0], tokens=3)
+    assert cached == (FACT if engine.frees else 480)
+    assert said["fallback"] == ({"not_ready": 1, "not_contiguous": 1} if engine.frees else {})
+    assert_same((tokens, logprobs), cold)
+
+
+def preempt_at(engine, monkeypatch, steps) -> list[str]:
+    """All that run are preempted before these steps, and come back behind what the prefix cache still
+    shows of them."""
+    scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+    original, calls, seen = type(scheduler).schedule, [], []
+
+    def schedule(*arguments, **options):
+        calls.append(1)
+        if len(calls) in steps:
+            while scheduler.running:
+                request = scheduler.running.pop()
+                seen.append(request.request_id)
+                scheduler._preempt_request(request, time.monotonic())
+            scheduler.prev_step_scheduled_req_ids.clear()
+        return original(scheduler, *arguments, **options)
+
+    monkeypatch.setattr(scheduler, "schedule", schedule)
+    return seen
+
+
+@pytest.mark.parametrize("steps", [(), (4, 6, 11)])
+def test_runs_within_the_window_are_exact_while_blocks_change_hands(engine, monkeypatch, steps):
+    prompts = [ids(900, 760 + 10 * len(steps) + i) for i in range(4)]
+    blocks = [facts(("hands", steps, i), 22) for i in range(4)]
+    cold = [engine.run(prompt, tokens=8) for prompt in prompts]
+    preempted = preempt_at(engine, monkeypatch, steps)
+    with passes_of(engine, 200):
+        outputs = generate(engine, prompts, "capture", blocks, 1)
+        assert all(o.kv_transfer_params["inferscale"]["captured_blocks"] == 22 for o in outputs)
+        assert bool(preempted) == bool(steps)
+        preempted = preempt_at(engine, monkeypatch, steps)
+        outputs = generate(engine, prompts, "inject", blocks, 8)
+        assert bool(preempted) == bool(steps)
+    for output, expected in zip(outputs, cold, strict=True):
+        assert output.kv_transfer_params["inferscale"]["fallback"] == {}
+        got = [{i: p.logprob for i, p in place.items()} for place in output.outputs[0].logprobs]
+        assert_same((list(output.outputs[0].token_ids), got), expected)
+    assert pins(engine) == 0
+
+
+def test_layers_that_use_the_kv_of_others_are_refused(engine, monkeypatch):
+    from inferscale import _native
+    from inferscale.vllm.worker import LAYER_NUMBER, WorkerSide
+
+    worker = engine.worker
+    names = sorted(worker.cache_config.kv_cache_groups[0].layer_names,
+                   key=lambda name: int(LAYER_NUMBER.search(name)[1]))
+    context = worker.config.compilation_config.static_forward_context
+    monkeypatch.setattr(context[names[-1]], "kv_sharing_target_layer_name", names[0], raising=False)
+    other = WorkerSide(worker.config, worker.cache_config, worker.settings)
+    other.register(dict(zip(names, worker.cache.caches, strict=True)))
+    scheduler = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
+    scheduler.take_report(other.report())
+    assert "KV of others" in scheduler.counters()["refusal"]
+
+
+def test_a_model_of_both_kinds_is_refused_with_what_to_set(tmp_path):
+    from inferscale.vllm.control import ControlClient
+
+    engine = start("some layers", tmp_path, max_model_len=512,
+                   extra={"control_socket": str(tmp_path / "socket")})
+    try:
+        assert "--disable-hybrid-kv-cache-manager" in engine.scheduler.refusal
+        prompt = ids(100, 770)
+        cold = engine.run(prompt, tokens=3)
+        got = engine.run(prompt, "inject", [(key_of("refused"), 0, 40)], tokens=3)
+        assert got[3] == {"injected_tokens": 0, "captured_blocks": 0,
+                          "fallback": {"model_unsupported": 1}}
+        assert_same(got, cold)
+        with ControlClient(str(tmp_path / "socket"), engine.secret) as client:
+            said = client.call("hello")
+            assert "--disable-hybrid-kv-cache-manager" in said["refusal"]
+            assert not said["rotation_known"]
+            assert client.call("presence", keys=["00" * 16])["ready"] == [False]
+            erased = client.call("erase", keys=["00" * 16])
+            assert erased["plan"] <= erased["acknowledged"]
+    finally:
+        engine.close()
