@@ -119,6 +119,11 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
   if (erasure.prefixes)
     INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(kPrefixScopeTag, ++prefix_epoch));
   INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag, erasure.epoch));
+  if (!erasure.keys.empty()) {
+    // Facts of such a key have come since it was erased from the catalog.
+    erased_meanwhile.Note(erasure.keys);
+    INFERSCALE_RETURN_IF_ERROR(catalog->DropKvRecords(erasure.keys));
+  }
   return catalog->CompleteErasure(erasure.id);
 }
 

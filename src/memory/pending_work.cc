@@ -34,6 +34,7 @@ struct Parts {
   Catalog& catalog;
   Engine& engine;
   FactEncoder& encoder;
+  const ErasedMeanwhile& erased;
   const std::atomic<bool>& stopping;
 };
 
@@ -119,6 +120,8 @@ Result<bool> EncodeSlice(Parts parts) {
     }
     if (!done.empty()) {
       INFERSCALE_RETURN_IF_ERROR(parts.catalog.MarkKvReady(done));
+      const std::vector<KvKey> erased = parts.erased.Among(done);
+      if (!erased.empty()) INFERSCALE_RETURN_IF_ERROR(parts.catalog.DropKvRecords(erased));
       any_done = true;
       done.clear();
     }
@@ -167,7 +170,11 @@ Result<bool> MemoryService::RunPending() {
       return true;
     }
     if (impl_->encoder == nullptr || !impl_->engine->capabilities().kv_injection) return false;
-    return EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder, impl_->stopping});
+    impl_->erased_meanwhile.Start();
+    Result<bool> encoded = EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder,
+                                        impl_->erased_meanwhile, impl_->stopping});
+    impl_->erased_meanwhile.End();
+    return encoded;
   };
   // A file that cannot be removed holds up nobody's adds; it is tried again after them.
   Result<bool> more = add();

@@ -5,8 +5,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -17,6 +20,38 @@
 #include "memory/extractor.h"
 
 namespace inferscale {
+
+/// Keys whose blocks erasures have taken from the engine while a slice of encodings was under way.
+/// The same tokens behind the same context have the same key: a fact added while its equal was
+/// deleted would be marked as ready, and the block be gone.
+class ErasedMeanwhile {
+ public:
+  void Start() {
+    const std::lock_guard lock(mutex_);
+    keys_.emplace();
+  }
+  /// Nothing happens unless a slice is under way.
+  void Note(std::span<const KvKey> keys) {
+    const std::lock_guard lock(mutex_);
+    if (keys_) keys_->insert(keys.begin(), keys.end());
+  }
+  std::vector<KvKey> Among(std::span<const KvKey> keys) const {
+    const std::lock_guard lock(mutex_);
+    std::vector<KvKey> erased;
+    for (const KvKey& key : keys) {
+      if (keys_ && keys_->contains(key)) erased.push_back(key);
+    }
+    return erased;
+  }
+  void End() {
+    const std::lock_guard lock(mutex_);
+    keys_.reset();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<std::unordered_set<KvKey>> keys_;
+};
 
 /// The parts of a MemoryService and what several of its files share.
 struct MemoryService::Impl {
@@ -31,6 +66,7 @@ struct MemoryService::Impl {
   std::string accuracy_refusal;  // why KV is served as text; empty: it is not
   std::atomic<std::uint64_t> prefix_epoch{
       1};  // raised when exact prefixes are erased: fences those under way
+  ErasedMeanwhile erased_meanwhile;
   std::mutex chats_mutex;
   std::set<std::shared_ptr<Generation>> chats;  // in flight: ended before anything they use goes
   std::atomic<bool> stopping{false};            // background work ends where it can

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <future>
 #include <random>
+#include <thread>
 
 #include <gmock/gmock.h>
 
@@ -149,6 +151,43 @@ TEST_F(ServiceForget, ADeletedFactIsKeptByItsHistoryOnly) {
   // Forgetting it later takes that too.
   ASSERT_TRUE(service_->Forget(fact.id).ok());
   ExpectNoTrace(Traces(kDeleted));
+}
+
+// The same tokens behind the same context have the same key.
+TEST_F(ServiceForget, AnEqualFactAddedDuringAnErasureIsEncodedAgain) {
+  background_ = false;
+  Open();
+  const std::string text = "the kettle is made of copper";
+  Fact first = Add(User("ada"), text);
+  ASSERT_NO_FATAL_FAILURE(WaitIdle());
+  const std::string block = BlockName(first.id);
+  Fact second;
+  engine_->BeforeNextErase([&] {
+    second = Add(User("ada"), text);
+    WaitIdle();
+  });
+  ASSERT_TRUE(service_->Delete(first.id).ok());
+  ASSERT_NO_FATAL_FAILURE(WaitIdle());
+  EXPECT_EQ(BlockName(second.id), block);
+  EXPECT_FALSE(BlockPath(block).empty()) << "ready, and nowhere";
+
+  // Its block is made before the erasure, and would be marked as ready behind it.
+  std::promise<void> made, erased;
+  std::thread worker;
+  engine_->BeforeNextOutcome([&] {
+    made.set_value();
+    erased.get_future().wait();
+  });
+  engine_->BeforeNextErase([&] {
+    first = Add(User("ada"), text);
+    worker = std::thread([&] { WaitIdle(); });
+    made.get_future().wait();
+  });
+  ASSERT_TRUE(service_->Delete(second.id).ok());
+  erased.set_value();
+  worker.join();
+  EXPECT_EQ(BlockName(first.id), block);
+  EXPECT_FALSE(BlockPath(block).empty()) << "ready, and nowhere";
 }
 
 TEST_F(ServiceForget, EncodingsUnderWayBringNothingBackAndTheOthersAreFinished) {

@@ -12,7 +12,8 @@
 namespace inferscale::testing {
 
 /// Passes everything on to a real engine, keeps the prompts it was given, and lets a test act
-/// between the moment a service asks for encodings and the moment the engine hears of them.
+/// between the moment a service asks for encodings or erasures and the moment the engine hears of
+/// them.
 class RecordingEngine : public Engine {
  public:
   explicit RecordingEngine(std::shared_ptr<Engine> inner) : inner_(std::move(inner)) {}
@@ -21,6 +22,16 @@ class RecordingEngine : public Engine {
   void BeforeNextEncode(std::function<void()> action) {
     const std::scoped_lock lock(mutex_);
     before_encode_ = std::move(action);
+  }
+  /// Called once before the service hears of the next encoding of a fact.
+  void BeforeNextOutcome(std::function<void()> action) {
+    const std::scoped_lock lock(mutex_);
+    before_outcome_ = std::move(action);
+  }
+  /// Called once before the next Erase() reaches the engine.
+  void BeforeNextErase(std::function<void()> action) {
+    const std::scoped_lock lock(mutex_);
+    before_erase_ = std::move(action);
   }
   Composition LastPrompt() const {
     const std::scoped_lock lock(mutex_);
@@ -40,13 +51,22 @@ class RecordingEngine : public Engine {
   }
   void Encode(std::vector<EncodeRequest> requests,
               std::function<void(const EncodeOutcome&)> on_outcome) override {
-    std::function<void()> action;
+    std::function<void()> action, before_outcome;
     {
       const std::scoped_lock lock(mutex_);
       for (const EncodeRequest& request : requests) encodings_ += request.urgent ? 0 : 1;
-      if (!requests.empty() && !requests.front().urgent) action = std::exchange(before_encode_, {});
+      if (!requests.empty() && !requests.front().urgent) {
+        action = std::exchange(before_encode_, {});
+        before_outcome = std::exchange(before_outcome_, {});
+      }
     }
     if (action) action();
+    if (before_outcome) {
+      on_outcome = [before_outcome, on_outcome](const EncodeOutcome& outcome) mutable {
+        if (const auto once = std::exchange(before_outcome, {})) once();
+        on_outcome(outcome);
+      };
+    }
     inner_->Encode(std::move(requests), std::move(on_outcome));
   }
   std::shared_ptr<Generation> Generate(
@@ -67,6 +87,12 @@ class RecordingEngine : public Engine {
     return inner_->Presence(keys);
   }
   Status Erase(std::span<const KvKey> keys, std::uint64_t scope_tag, std::uint64_t epoch) override {
+    std::function<void()> action;
+    {
+      const std::scoped_lock lock(mutex_);
+      action = std::exchange(before_erase_, {});
+    }
+    if (action) action();
     return inner_->Erase(keys, scope_tag, epoch);
   }
   Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) override {
@@ -81,7 +107,7 @@ class RecordingEngine : public Engine {
   const std::shared_ptr<Engine> inner_;
   mutable std::mutex mutex_;
   std::vector<Composition> prompts_;
-  std::function<void()> before_encode_;
+  std::function<void()> before_encode_, before_outcome_, before_erase_;
   std::size_t encodings_ = 0;
 };
 
