@@ -226,6 +226,12 @@ def test_layers_that_use_the_kv_of_others_are_refused(engine, monkeypatch):
     scheduler = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
     scheduler.take_report(other.report())
     assert "KV of others" in scheduler.counters()["refusal"]
+    # It still carries out plans, of which none but erasures come.
+    plan = scheduler.erase([key_of("nothing")])
+    other.start_load(scheduler.take_plan())
+    other.save()
+    scheduler.take_report(other.report())
+    assert scheduler.acknowledged_plan == plan
 
 
 def test_a_model_of_both_kinds_is_refused_with_what_to_set(tmp_path):

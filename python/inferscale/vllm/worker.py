@@ -46,21 +46,13 @@ class WorkerSide:
         context = self.config.compilation_config.static_forward_context
         layers, caches = [context[name] for name in names], [kv_caches[name] for name in names]
         device = caches[0].device
-        shape = (spec.block_size, spec.num_kv_heads, spec.head_size)
-        if device.type in self.devices:
-            self.on_device, self.on_cuda = True, device.type == "cuda"
-            self.cache = StridedCache(layers, caches, *shape, self.cache_config.num_blocks)
-        elif device.type == "cpu":
-            self.cache = PackedCache(layers, caches, *shape)
-        else:
-            self.refusal = f"no injection into a cache on {device.type}"
-            return
         from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
         rank = get_tensor_model_parallel_rank()
         # Two engines' stores in one folder would not learn of each other's erasures.
         folder = (f"{self.settings.folder}/rank-{rank}{engine_suffix(self.config.parallel_config)}"
                   if self.settings.folder else "")
+        # First: also if the cache is refused, the scheduler hears why, and files are erased.
         self.native = _native.Worker(
             layers=len(names),
             kv_heads=spec.num_kv_heads,
@@ -73,7 +65,7 @@ class WorkerSide:
             host_budget_bytes=self.settings.host_bytes * 5 // 4,
             file_budget_bytes=self.settings.file_bytes * 5 // 4,
             block_slots=spec.block_size,
-            engine_blocks=self.cache.blocks,
+            engine_blocks=self.cache_config.num_blocks,
             max_position=self.config.model_config.max_model_len,
             rank=rank,
         )
@@ -81,8 +73,16 @@ class WorkerSide:
             # Their caches are others' under names of their own, which no scheduler counts.
             self.refuse("the model has layers that use the KV of others")
             return
-        if self.on_device:
+        shape = (spec.block_size, spec.num_kv_heads, spec.head_size)
+        if device.type in self.devices:
+            self.cache = StridedCache(layers, caches, *shape, self.cache_config.num_blocks)
             self._attach(device)
+            self.on_device, self.on_cuda = True, device.type == "cuda"
+        elif device.type == "cpu":
+            self.cache = PackedCache(layers, caches, *shape)
+        else:
+            self.refuse(f"no injection into a cache on {device.type}")
+            return
         # A cache of float32 measures as well as the engine computes.
         rotation = engine_rotation() if self.cache.dtype != torch.float32 else None
         if rotation is not None:
@@ -125,7 +125,7 @@ class WorkerSide:
             self.cache.write(torch.tensor(slots, dtype=torch.int64), keys, values)
 
     def save(self) -> None:
-        if not self.began:
+        if not self.began or self.refusal:  # what the plan was to store is reported as lost
             return
         self.began = False
         self._move(self.native.probe_slots(), self.native.probe)
