@@ -366,6 +366,19 @@ TEST_P(ConnectorWindowTest, ARequestThatIsResumedBehindNullBlocksCapturesOnlyWha
   EXPECT_FALSE(scheduler_->Ready(TestKey(3)));
 }
 
+TEST_P(ConnectorWindowTest, ANullBlockIsNotReadWhateverTheWindowWouldShow) {
+  Probe();
+  Add("gap", kCapture, Numbers(48, 1), {{TestKey(1), 0, 20, {}}, {TestKey(2), 32, 48, {}}});
+  EXPECT_EQ(*scheduler_->MatchedTokens("gap", 0), 0);
+  requests_.at("gap").table = {7, 0, 9};
+  requests_.at("gap").computed = 40;
+  scheduler_->Allocated("gap", 0, requests_.at("gap").table);
+  Step({"gap"});
+  const TransferOutcome outcome = Finish("gap");
+  EXPECT_EQ(outcome.captured_blocks, 1);
+  EXPECT_THAT(outcome.fallbacks, Contains(Pair("outside_window", 1)));
+}
+
 TEST_P(ConnectorWindowTest, ARotationThatNoPassHoldsIsRefusedWithWhatToSet) {
   Add("probe", TransferOperation::kProbe, TokenIds(1100, 5), {});
   for (int step = 0; step < 5; ++step) Step({"probe"}, 256);
