@@ -170,6 +170,7 @@ struct ScoreReport {
 struct EngineCapabilities {
   bool kv_injection = false;
   std::string kv_refusal;           ///< why not, in words, when kv_injection is false
+  std::optional<KvCodec> codec;     ///< what blocks are stored in; unset: in what is asked for
   std::int32_t context_tokens = 0;  ///< longest prompt plus answer of one sequence
   std::int32_t parallel_sequences = 0;
   bool grammar = false;
@@ -221,8 +222,13 @@ class Engine {
                        std::uint64_t epoch) = 0;
   virtual Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) = 0;
 
+  /// What these return stays as it is while the engine lives, but a later call may return something
+  /// else: an engine that was started before it could store KV does so once, from when it can.
   virtual const Fingerprint& fingerprint() const = 0;
   virtual const EngineCapabilities& capabilities() const = 0;
+  /// \param changed is called, on a thread of the engine's, after the two above have changed.
+  /// nullptr: nothing is called any more when this returns.
+  virtual void OnChange(std::function<void()> /*changed*/) {}
   virtual const KvGeometry& geometry() const = 0;
   virtual KvStoreStats StoreStats() const = 0;
   /// What the blocks of these scopes take in the store's files.

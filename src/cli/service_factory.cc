@@ -155,8 +155,7 @@ std::string ModelName(const Config& config, const Engine* engine) {
 }
 
 KvCodec CodecOf(const Engine* engine, KvCodec configured) {
-  const auto* vllm = dynamic_cast<const VllmEngine*>(engine);
-  return vllm != nullptr ? vllm->codec().value_or(configured) : configured;
+  return engine != nullptr ? engine->capabilities().codec.value_or(configured) : configured;
 }
 
 std::vector<std::string> SplitList(const std::string& text) {

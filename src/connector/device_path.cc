@@ -232,8 +232,10 @@ void DevicePath::Discard() {
 Status DevicePath::LaunchInject(std::uintptr_t stream) { return Launch(stream); }
 Status DevicePath::LaunchCapture(std::uintptr_t stream) { return Launch(stream); }
 
-bool DevicePath::Holds(const KvKey& key) const {
-  return tier_->Contains(key) || store_->Presence(std::span(&key, 1))[0] != KvTier::kNone;
+bool DevicePath::Holds(const KvKey& key) const { return tier_->Contains(key) || Stored(key); }
+
+bool DevicePath::Stored(const KvKey& key) const {
+  return store_->Presence(std::span(&key, 1))[0] != KvTier::kNone;
 }
 
 Status DevicePath::Launch(std::uintptr_t stream) {
@@ -281,8 +283,13 @@ void DevicePath::TakeWritten() {
   for (const WriteBehindResult& result : writer_->TakeFinished()) {
     const auto found = under_way_.find(result.id);
     if (found == under_way_.end()) continue;
+    if (result.status.ok()) {
+      found->second.MarkBacked();
+    } else if (!result.abandoned && Stored(found->second.info().key)) {
+      // Its disk is full: backed as long as it is there.
+      changes_.unfiled.push_back(found->second.info());
+    }
     // Otherwise it is served from the arena until it is evicted, and then reported as lost.
-    if (result.status.ok()) found->second.MarkBacked();
     under_way_.erase(found);
   }
 }
@@ -382,7 +389,9 @@ ArenaChanges DevicePath::TakeChanges() {
   TakeWritten();
   if (!promoting_.empty()) TakePromoted();
   ArenaChanges changes = std::exchange(changes_, {});
-  for (const KvKey& key : tier_->TakeLost()) changes.lost.push_back(key);
+  for (const KvKey& key : tier_->TakeLost()) {
+    if (!Holds(key)) changes.lost.push_back(key);
+  }
   for (const KvKey& key : tier_->TakeEvicted()) {
     if (!tier_->Contains(key)) changes.evicted.push_back(key);
   }
@@ -407,6 +416,7 @@ void DevicePath::Erase(std::span<const KvKey> keys) {
     if (pinned_ != nullptr) pinned_->Erase(key);
   }
   TakeWritten();
+  std::erase_if(changes_.unfiled, matches);
 }
 
 void DevicePath::EraseScope(std::uint64_t scope_tag) {
@@ -419,6 +429,7 @@ void DevicePath::EraseScope(std::uint64_t scope_tag) {
   tier_->EraseScope(scope_tag);
   if (pinned_ != nullptr) pinned_->EraseScope(scope_tag);
   TakeWritten();
+  std::erase_if(changes_.unfiled, matches);
 }
 
 void DevicePath::Clear() {
@@ -426,6 +437,7 @@ void DevicePath::Clear() {
   writer_->Abandon(all);
   CallOff(all);
   TakeWritten();
+  changes_.unfiled.clear();
   kept_.clear();
   used_.clear();
   tier_->Clear();

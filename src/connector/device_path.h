@@ -50,10 +50,11 @@ struct DevicePathOptions {
 
 /// What became of blocks in the arena since the last call.
 struct ArenaChanges {
-  std::vector<KvKey> resident;    ///< came into it and are there
-  std::vector<KvKey> evicted;     ///< left it
-  std::vector<KvKey> unpromoted;  ///< were to come and cannot
-  std::vector<KvKey> lost;        ///< no tier has them any more
+  std::vector<KvKey> resident;           ///< came into it and are there
+  std::vector<KvKey> evicted;            ///< left it
+  std::vector<KvKey> unpromoted;         ///< were to come and cannot
+  std::vector<KvKey> lost;               ///< no tier has them any more
+  std::vector<DeviceBlockInfo> unfiled;  ///< are in the store's memory, and in no file
 };
 
 class DevicePath {
@@ -83,7 +84,7 @@ class DevicePath {
   /// Whether a run has been stored is told by Holds, after that launch.
   Status AddCapture(const CaptureItem& item, const KvBlockInfo& info, std::uintptr_t stream);
   Status LaunchCapture(std::uintptr_t stream);
-  bool Holds(const KvKey& key) const;
+  bool Holds(const KvKey& key) const;  ///< in the arena or in the store
 
   /// Blocks to have in the arena, and to keep there until they are released: those that are there
   /// are kept from now on, others come with Advance.
@@ -121,6 +122,7 @@ class DevicePath {
 
   DevicePath(std::unique_ptr<kernels::Device> device, DevicePathOptions options, KvStore& store)
       : device_(std::move(device)), options_(std::move(options)), store_(&store) {}
+  bool Stored(const KvKey& key) const;
   bool Fits(std::int64_t table_blocks) const;
   /// Slot of `position` in the batch's table, to which [.., position + count) is added.
   std::int32_t Place(std::span<const std::int32_t> table, std::int32_t table_begin,

@@ -1,7 +1,5 @@
 #include "connector/promoter.h"
 
-#include <algorithm>
-#include <cstring>
 #include <exception>
 #include <utility>
 
@@ -18,10 +16,7 @@ Status Abandoned() { return FailedPrecondition("the KV block's promotion was cal
 Result<std::unique_ptr<Promoter>> Promoter::Create(kernels::Device& device, KvStore& store,
                                                    PinnedTier* pinned, kernels::CodecView view) {
   std::unique_ptr<Promoter> promoter(new Promoter(device, store, pinned, view));
-  for (std::size_t i = 0; i < kSlots; ++i) {
-    INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory, device.AllocatePinned(kSlotBytes));
-    promoter->slots_.push_back({memory, 0});
-  }
+  INFERSCALE_ASSIGN_OR_RETURN(promoter->staging_, PinnedRing::Create(device, kSlots, kSlotBytes));
   promoter->thread_ = std::thread([self = promoter.get()] { self->Run(); });
   return promoter;
 }
@@ -34,7 +29,6 @@ Promoter::~Promoter() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (const Slot& slot : slots_) device_.FreePinned(slot.memory);
 }
 
 void Promoter::Add(PromotionJob job) {
@@ -141,7 +135,11 @@ Status Promoter::Start(const PromotionJob& job) {
       Result<PinnedTier::Pin> copy = pinned_->Insert(job.info, stored->payload());
       if (copy.ok()) source = std::move(*copy);
     }
-    if (!source) return Stage(job, stored->payload());
+    if (!source) {
+      INFERSCALE_RETURN_IF_ERROR(staging_->Copy(job.to, stored->payload()));
+      copying_.push_back({job.id, staging_->last_event(), {}});
+      return OkStatus();
+    }
   } else if (static_cast<std::int64_t>(source.payload().size()) != job.info.bytes) {
     return NotFound("the KV block is of another length");
   }
@@ -151,24 +149,6 @@ Status Promoter::Start(const PromotionJob& job) {
   const Result<std::uint64_t> event = device_.Record(stream);
   if (!event.ok()) return event.status();
   copying_.push_back({job.id, *event, std::move(source)});
-  return OkStatus();
-}
-
-Status Promoter::Stage(const PromotionJob& job, std::span<const std::uint8_t> payload) {
-  const std::uintptr_t stream = device_.copy_stream();
-  std::size_t next = 0;
-  std::uint64_t last = 0;
-  for (std::int64_t done = 0; done < job.info.bytes; done += kSlotBytes) {
-    Slot& slot = slots_[next];
-    next = (next + 1) % slots_.size();
-    if (slot.event != 0) INFERSCALE_RETURN_IF_ERROR(device_.Wait(slot.event));
-    const std::int64_t count = std::min(kSlotBytes, job.info.bytes - done);
-    std::memcpy(slot.memory, payload.data() + done, static_cast<std::size_t>(count));
-    INFERSCALE_RETURN_IF_ERROR(device_.CopyToDevice(job.to + done, slot.memory, count, stream));
-    INFERSCALE_ASSIGN_OR_RETURN(slot.event, device_.Record(stream));
-    last = slot.event;
-  }
-  copying_.push_back({job.id, last, {}});
   return OkStatus();
 }
 

@@ -21,6 +21,7 @@
 #include "inferscale/kv_store.h"
 #include "inferscale/result.h"
 #include "kernels/device.h"
+#include "kv/pinned_ring.h"
 #include "kv/pinned_tier.h"
 
 namespace inferscale {
@@ -58,16 +59,10 @@ class Promoter {
     std::uint64_t id = 0, event = 0;
     PinnedTier::Pin source;
   };
-  struct Slot {
-    std::uint8_t* memory = nullptr;  ///< pinned
-    std::uint64_t event = 0;         ///< of the last copy out of it; 0: none
-  };
-
   Promoter(kernels::Device& device, KvStore& store, PinnedTier* pinned, kernels::CodecView view)
       : device_(device), store_(store), pinned_(pinned), view_(view) {}
   void Run();
   Status Start(const PromotionJob& job);
-  Status Stage(const PromotionJob& job, std::span<const std::uint8_t> payload);
   void TakeCopied(bool wait);
   void Finish(std::uint64_t id, Status status);
 
@@ -75,8 +70,9 @@ class Promoter {
   KvStore& store_;
   PinnedTier* const pinned_;
   const kernels::CodecView view_;
-  std::vector<Slot> slots_;
-  std::deque<Copy> copying_;  ///< the thread's own
+  // The thread's own.
+  std::unique_ptr<PinnedRing> staging_;
+  std::deque<Copy> copying_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<PromotionJob> jobs_;

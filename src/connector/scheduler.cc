@@ -232,19 +232,22 @@ void ConnectorScheduler::Capture(const std::string& request, Active& active, std
       Fall(active, "outside_window", 1);
       continue;
     }
+    const std::int64_t bytes = options_.token_bytes * (block.end - block.begin);
     DirectoryBlock entry{
-        block.key, active.transfer.scope_tag, active.transfer.epoch,
-        options_.token_bytes * (block.end - block.begin),
+        block.key, active.transfer.scope_tag, active.transfer.epoch, bytes,
         TokenIds(active.prompt.begin() + block.begin, active.prompt.begin() + block.end)};
     CaptureItem item{request,         block.key,          0,
                      entry.scope_tag, entry.epoch,        entry.tokens,
                      block.saw,       active.block_table, block.begin};
     auto place = directory_.Reserve(std::move(entry));
     if (!place.ok()) {
-      if (place.status().code() != StatusCode::kAlreadyExists) {
-        Fall(active,
-             place.status().code() == StatusCode::kResourceExhausted ? "over_budget" : "erased", 1);
-      }
+      const StatusCode code = place.status().code();
+      if (code == StatusCode::kAlreadyExists) continue;
+      Fall(active,
+           code != StatusCode::kResourceExhausted ? "erased"
+           : bytes > options_.budget_bytes        ? "too_large"
+                                                  : "over_budget",
+           1);
       continue;
     }
     plan_.drop.insert(plan_.drop.end(), place->evict.begin(), place->evict.end());

@@ -70,6 +70,7 @@ Status ConnectorWorker::Clear() {
   INFERSCALE_ASSIGN_OR_RETURN(auto store, OpenStore());  // and nothing in memory
   if (device_ != nullptr) INFERSCALE_RETURN_IF_ERROR(device_->SetStore(*store));
   store_ = std::move(store);
+  unfiled_.Clear();
   return OkStatus();
 }
 
@@ -122,12 +123,14 @@ Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
 Status ConnectorWorker::CarryOutErasures() {
   if (owed_.clear) INFERSCALE_RETURN_IF_ERROR(Clear());
   if (!owed_.drop.empty()) {
+    unfiled_.Erase(owed_.drop);
     if (device_ != nullptr) device_->Erase(owed_.drop);
     INFERSCALE_RETURN_IF_ERROR(store_->Erase(owed_.drop));
   }
   for (const ScopeErasure& erasure : owed_.erase_scopes) {
     std::uint64_t& fence = fences_[erasure.scope_tag];
     fence = std::max(fence, erasure.epoch);
+    unfiled_.EraseScope(erasure.scope_tag);
     if (device_ != nullptr) device_->EraseScope(erasure.scope_tag);
     INFERSCALE_RETURN_IF_ERROR(store_->EraseScope(erasure.scope_tag, erasure.epoch));
   }
@@ -327,7 +330,15 @@ KvBlockInfo ConnectorWorker::InfoOf(const CaptureItem& item) const {
 
 Status ConnectorWorker::StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload) {
   INFERSCALE_ASSIGN_OR_RETURN(auto block, KvBlock::Create(InfoOf(item), std::move(payload)));
-  return store_->Put(std::move(block));
+  const Status stored = store_->Put(std::move(block));
+  if (stored.ok() || !Holds(item.key)) return stored;
+  unfiled_.Add(item.key, item.scope_tag);  // its disk is full: stored while it is in memory
+  return OkStatus();
+}
+
+bool ConnectorWorker::Holds(const KvKey& key) const {
+  if (device_ != nullptr) return device_->Holds(key);
+  return store_->Presence(std::span(&key, 1))[0] != KvTier::kNone;
 }
 
 std::vector<std::int64_t> ConnectorWorker::ProbeSlots() {
@@ -460,6 +471,10 @@ void ConnectorWorker::Refuse(std::string reason) {
 
 std::vector<std::uint8_t> ConnectorWorker::TakeReport() {
   if (device_ != nullptr) EndStepOnDevice();
+  for (const KvKey& key : unfiled_.TakeGone([this](const KvKey& key) { return Holds(key); })) {
+    report_.lost.push_back({key, 0});
+    news_ = true;
+  }
   if (!news_) return {};
   news_ = false;
   std::vector<std::uint8_t> bytes = SerializeWorkerReport(report_);

@@ -25,6 +25,7 @@
 #include "inferscale/result.h"
 #include "inferscale/rope.h"
 #include "kernels/kernels.h"
+#include "kv/unfiled_blocks.h"
 
 namespace inferscale {
 
@@ -136,6 +137,7 @@ class ConnectorWorker {
   void FailRange(std::span<const std::int32_t> block_table, std::int64_t begin, std::int64_t end);
   KvBlockInfo InfoOf(const CaptureItem& item) const;
   Status StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload);
+  bool Holds(const KvKey& key) const;
 
   const ConnectorWorkerOptions options_;
   std::unique_ptr<KvStore> store_;
@@ -149,6 +151,7 @@ class ConnectorWorker {
   std::vector<std::int32_t> probe_positions_;
   std::vector<std::int32_t> failed_blocks_;
   std::vector<KvKey> to_release_;  ///< when the step ends
+  UnfiledBlocks unfiled_;
   WorkerReport report_;
   CounterGrowth growth_;
   bool news_ = false;

@@ -132,6 +132,8 @@ void ConnectorWorker::EndStepOnDevice() {
   device_->Advance();
   ArenaChanges changes = device_->TakeChanges();
   for (const KvKey& key : changes.lost) report_.lost.push_back({key, 0});
+  for (const DeviceBlockInfo& block : changes.unfiled) unfiled_.Add(block.key, block.scope_tag);
+  unfiled_.Erase(changes.lost);
   news_ = news_ || !changes.lost.empty() || !changes.resident.empty() || !changes.evicted.empty() ||
           !changes.unpromoted.empty();
   report_.resident = std::move(changes.resident);

@@ -67,7 +67,7 @@ void WriteBehind::Abandon(const std::function<bool(const KvBlockInfo&)>& matches
   std::unique_lock lock(mutex_);
   std::erase_if(jobs_, [&](const WriteBehindJob& job) {
     if (!matches(job.info)) return false;
-    results_.push_back({job.id, Abandoned()});
+    results_.push_back({job.id, Abandoned(), true});
     return true;
   });
   if (running_ == nullptr || !matches(*running_)) return;
@@ -95,13 +95,14 @@ void WriteBehind::Run() {
       status = ResourceExhausted(error.what());
     }
     lock.lock();
-    if (abandoned_) {
+    const bool abandoned = abandoned_;
+    if (abandoned) {
       lock.unlock();
       if (status.ok()) static_cast<void>(store_.Erase(std::span(&info.key, 1)));
       status = Abandoned();
       lock.lock();
     }
-    results_.push_back({id, std::move(status)});
+    results_.push_back({id, std::move(status), abandoned});
     running_ = nullptr;
     ++finished_;
     changed_.notify_all();

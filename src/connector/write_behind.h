@@ -36,7 +36,8 @@ struct WriteBehindJob {
 
 struct WriteBehindResult {
   std::uint64_t id = 0;
-  Status status;  ///< kFailedPrecondition: abandoned
+  Status status;
+  bool abandoned = false;  ///< then the status is no ok
 };
 
 class WriteBehind {

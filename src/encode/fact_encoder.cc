@@ -48,9 +48,12 @@ std::string ScopeText(const Scope& scope) {
 }
 
 FactEncoder::FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCodec codec)
-    : engine_(engine), catalog_(catalog), recipe_(recipe), codec_(codec) {
-  std::string identity(reinterpret_cast<const char*>(engine.fingerprint().data()),
-                       engine.fingerprint().size());
+    : engine_(engine),
+      catalog_(catalog),
+      recipe_(recipe),
+      codec_(codec),
+      fingerprint_(engine.fingerprint()) {
+  std::string identity(reinterpret_cast<const char*>(fingerprint_.data()), fingerprint_.size());
   const std::string recipe_name = recipe_.Name();
   for (std::string_view part : {std::string_view(recipe_name), KvCodecName(codec),
                                 prompt_text::SystemSentence(), prompt_text::Header()}) {
@@ -83,7 +86,7 @@ Result<std::vector<std::uint8_t>> FactEncoder::Secret(const std::string& tenant)
 
 Result<KvKey> FactEncoder::PrefixKey(const std::string& tenant, std::span<const TokenId> ids) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(tenant));
-  return MakeKvKey(secret, engine_.fingerprint(), codec_, "prefix of tenant " + tenant, {}, ids);
+  return MakeKvKey(secret, fingerprint_, codec_, "prefix of tenant " + tenant, {}, ids);
 }
 
 TokenIds FactEncoder::ServedIds(const Fact& fact, const ScopeInfo& scope) {
@@ -272,8 +275,8 @@ Result<FactEncoding> FactEncoder::Encode(const Fact& fact, const ScopeInfo& scop
   encoding.own = ServedIds(fact, scope);
   if (Unknown(*encoding.context) || Unknown(encoding.own)) return UnknownIds();
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret, Secret(scope.scope.tenant));
-  encoding.key = MakeKvKey(secret, engine_.fingerprint(), codec_, ScopeText(scope.scope),
-                           *encoding.context, encoding.own);
+  encoding.key = MakeKvKey(secret, fingerprint_, codec_, ScopeText(scope.scope), *encoding.context,
+                           encoding.own);
   return encoding;
 }
 

@@ -29,11 +29,13 @@ struct FactEncoding {
 
 class FactEncoder {
  public:
-  /// The catalog is read for windows and owner's primers. Both must outlive the encoder.
+  /// For what the engine is now: when that changes another encoder is needed. The catalog is read
+  /// for windows and owner's primers. Both must outlive the encoder.
   FactEncoder(Engine& engine, Catalog& catalog, Recipe recipe, KvCodec codec);
 
   const Recipe& recipe() const { return recipe_; }
   KvCodec codec() const { return codec_; }
+  const Fingerprint& fingerprint() const { return fingerprint_; }
   /// Names one encoding (model × recipe × codec) in the catalog.
   const std::string& encoding_id() const { return encoding_id_; }
 
@@ -72,6 +74,7 @@ class FactEncoder {
   Catalog& catalog_;
   const Recipe recipe_;
   const KvCodec codec_;
+  const Fingerprint fingerprint_;
   std::string encoding_id_;
   std::mutex mutex_;
   std::shared_ptr<const TokenIds> opening_;

@@ -1,7 +1,6 @@
 #include "kv/device_tier.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 namespace inferscale {
@@ -50,10 +49,10 @@ Result<std::unique_ptr<DeviceTier>> DeviceTier::Create(kernels::Device& device,
 Status DeviceTier::Allocate(bool promotes) {
   bounce_bytes_ = std::min(kMostBounceBytes, RoundUp(budget_bytes_ / 16));
   INFERSCALE_ASSIGN_OR_RETURN(memory_, device_.Allocate(budget_bytes_ + bounce_bytes_));
-  for (std::size_t i = 0; promotes && i < kStagingSlots; ++i) {
-    INFERSCALE_ASSIGN_OR_RETURN(std::uint8_t* const memory,
-                                device_.AllocatePinned(std::min(kStagingBytes, budget_bytes_)));
-    staging_.push_back({memory, 0});
+  if (promotes) {
+    INFERSCALE_ASSIGN_OR_RETURN(
+        staging_,
+        PinnedRing::Create(device_, kStagingSlots, std::min(kStagingBytes, budget_bytes_)));
   }
   AddGap(0, budget_bytes_);
   return OkStatus();
@@ -64,7 +63,7 @@ DeviceTier::~DeviceTier() {
   for (const std::uint64_t event : {copied_, used_}) {
     if (event != 0) static_cast<void>(device_.Wait(event));
   }
-  for (const StagingSlot& slot : staging_) device_.FreePinned(slot.memory);
+  staging_ = nullptr;
   if (memory_ != nullptr) device_.Free(memory_);
 }
 
@@ -261,7 +260,10 @@ Result<bool> DeviceTier::Compact(std::int64_t size) {
   if (status.ok()) status = EndCopies();
   if (!status.ok()) {
     // Nobody knows what the moved blocks hold now.
-    for (const auto& [key, block] : directory_) lost_.push_back(key);
+    for (const auto& [key, block] : directory_) {
+      lost_.push_back(key);
+      evicted_.push_back(key);
+    }
     Clear();
     return status;
   }
@@ -341,19 +343,9 @@ Result<DeviceTier::Pin> DeviceTier::Promote(const DeviceBlockInfo& info,
 
 Status DeviceTier::Fill(const Block& block, std::span<const std::uint8_t> payload) {
   INFERSCALE_RETURN_IF_ERROR(BeginCopies());
-  const std::int64_t piece = std::min(kStagingBytes, budget_bytes_);
-  if (staging_.empty()) return FailedPrecondition("this tier was made without staging buffers");
-  for (std::int64_t done = 0; done < block.info.bytes; done += piece) {
-    StagingSlot& slot = staging_[next_slot_];
-    next_slot_ = (next_slot_ + 1) % staging_.size();
-    if (slot.event != 0) INFERSCALE_RETURN_IF_ERROR(device_.Wait(slot.event));
-    const std::int64_t count = std::min(piece, block.info.bytes - done);
-    std::memcpy(slot.memory, payload.data() + done, static_cast<std::size_t>(count));
-    INFERSCALE_RETURN_IF_ERROR(device_.CopyToDevice(memory_ + block.offset + done, slot.memory,
-                                                    count, device_.copy_stream()));
-    INFERSCALE_RETURN_IF_ERROR(EndCopies());
-    slot.event = copied_;
-  }
+  if (staging_ == nullptr) return FailedPrecondition("this tier was made without staging buffers");
+  INFERSCALE_RETURN_IF_ERROR(staging_->Copy(memory_ + block.offset, payload));
+  copied_ = staging_->last_event();
   return OkStatus();
 }
 

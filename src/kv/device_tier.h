@@ -25,6 +25,7 @@
 #include "inferscale/result.h"
 #include "inferscale/types.h"
 #include "kernels/device.h"
+#include "kv/pinned_ring.h"
 
 namespace inferscale {
 
@@ -118,7 +119,7 @@ class DeviceTier {
   void Erase(const KvKey& key);
   void EraseScope(std::uint64_t scope_tag);
   void Clear();
-  /// Blocks that were evicted although no other tier had them, since the last call.
+  /// Blocks that were evicted and not known to be in another tier, since the last call.
   std::vector<KvKey> TakeLost() { return std::exchange(lost_, {}); }
   /// Every block that was evicted since the last call; it may be here again.
   std::vector<KvKey> TakeEvicted() { return std::exchange(evicted_, {}); }
@@ -135,10 +136,6 @@ class DeviceTier {
     std::list<Block*>::iterator place;  ///< in recency_, unless hidden
   };
   using Blocks = std::map<std::int64_t, std::unique_ptr<Block>>;  ///< by offset
-  struct StagingSlot {
-    std::uint8_t* memory = nullptr;
-    std::uint64_t event = 0;  ///< of the last copy out of it; 0: none
-  };
 
   DeviceTier(kernels::Device& device, std::int64_t budget_bytes)
       : device_(device), budget_bytes_(budget_bytes) {}
@@ -161,8 +158,7 @@ class DeviceTier {
   const std::int64_t budget_bytes_;
   std::uint8_t* memory_ = nullptr;  ///< the budget, then the bounce buffer
   std::int64_t bounce_bytes_ = 0;
-  std::vector<StagingSlot> staging_;
-  std::size_t next_slot_ = 0;
+  std::unique_ptr<PinnedRing> staging_;  ///< null: nothing is promoted
 
   Blocks blocks_;
   boost::unordered_flat_map<KvKey, Block*, std::hash<KvKey>> directory_;

@@ -145,11 +145,12 @@ Status KvStore::Impl::Put(std::shared_ptr<const KvBlock> block) {
   lock.unlock();
   Status status = WriteFile(*block, write);
   lock.lock();
+  const bool erased = write->erased || IsFenced(info.scope_tag, info.epoch);
   writes.erase(write);
   write_finished.notify_all();
   // Fenced while its file was written: left in memory it would count as stored until the process
   // ends, and then be nowhere. After an error of the disk memory is the best place there is.
-  if (status.code() == StatusCode::kFailedPrecondition) host.EraseExactly(*block);
+  if (!status.ok() && erased) host.EraseExactly(*block);
   return status;
 }
 

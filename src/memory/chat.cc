@@ -141,7 +141,8 @@ void ReadToolCalls(ChatState& chat) {
 
 }  // namespace
 
-Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const Fact> facts,
+Result<std::vector<ServableFact>> MemoryService::Impl::Servable(Encoding& by,
+                                                                std::span<const Fact> facts,
                                                                 std::span<const ScopeInfo> scopes,
                                                                 MemoryMode mode) {
   std::map<ScopeId, const ScopeInfo*> by_id;
@@ -153,17 +154,16 @@ Result<std::vector<ServableFact>> MemoryService::Impl::Servable(std::span<const 
     if (scope == by_id.end()) continue;  // never a fact of somebody else
     servable.push_back({fact.id,
                         fact.version,
-                        encoder->ServedIds(fact, *scope->second),
+                        by.encoder.ServedIds(fact, *scope->second),
                         {},
                         false,
                         false,
                         ServedName(fact, scope->second->display_name).empty()});
     ids.push_back(fact.id);
   }
-  if (mode != MemoryMode::kKv || ids.empty() || !engine->capabilities().kv_injection)
-    return servable;
+  if (mode != MemoryMode::kKv || ids.empty() || !by.kv) return servable;
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::optional<KvRecord>> records,
-                              catalog->GetKvRecords(ids, encoding_id));
+                              catalog->GetKvRecords(ids, by.id()));
   std::vector<KvKey> keys;
   std::vector<std::size_t> owners;
   for (std::size_t i = 0; i < servable.size(); ++i) {
@@ -209,7 +209,7 @@ void MemoryService::Impl::EncodeLost(const Composition& composition,
 }
 
 Result<Composed> MemoryService::Impl::ComposePrompt(
-    const std::string& tenant, std::span<const ScopeInfo> scopes,
+    Encoding& by, const std::string& tenant, std::span<const ScopeInfo> scopes,
     std::span<const ChatMessage> messages, std::span<const Fact> facts, MemoryMode mode,
     std::int32_t compute_best, std::int32_t answer_tokens, const LedgerEntry* ledger,
     const ToolFormat* tools) {
@@ -226,9 +226,9 @@ Result<Composed> MemoryService::Impl::ComposePrompt(
     ++shifted.messages;
     ledger = &shifted;
   }
-  INFERSCALE_ASSIGN_OR_RETURN(request.facts, Servable(facts, scopes, mode));
+  INFERSCALE_ASSIGN_OR_RETURN(request.facts, Servable(by, facts, scopes, mode));
   const EngineCapabilities& capabilities = engine->capabilities();
-  request.inject = mode == MemoryMode::kKv && capabilities.kv_injection;
+  request.inject = mode == MemoryMode::kKv && by.kv;
   request.today = Now();
   request.max_fact_tokens = options.max_fact_tokens;
   request.max_prompt_tokens =
@@ -237,21 +237,21 @@ Result<Composed> MemoryService::Impl::ComposePrompt(
   request.ledger = ledger;
   INFERSCALE_ASSIGN_OR_RETURN(Composed composed,
                               Compose(*engine, request, [&](std::span<const TokenId> ids) {
-                                return encoder->PrefixKey(tenant, ids);
+                                return by.encoder.PrefixKey(tenant, ids);
                               }));
   for (const ScopeInfo& scope : scopes) composed.composition.scope_tags.push_back(scope.tag);
-  if (mode == MemoryMode::kKv && !capabilities.kv_injection && !composed.facts.empty()) {
+  if (mode == MemoryMode::kKv && !by.kv && !composed.facts.empty()) {
     composed.fallbacks.push_back(
         {"model_unsupported", static_cast<std::int32_t>(composed.facts.size())});
   }
   return composed;
 }
 
-Result<std::string> MemoryService::Impl::Salt(const Scope& scope, std::span<const ScopeInfo> scopes,
-                                              MemoryMode mode) {
+Result<std::string> MemoryService::Impl::Salt(const Encoding& by, const Scope& scope,
+                                              std::span<const ScopeInfo> scopes, MemoryMode mode) {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<std::uint8_t> secret,
                               catalog->TenantSecret(scope.tenant));
-  std::string text = ScopeText(scope) + encoding_id + (mode == MemoryMode::kKv ? "kv" : "text");
+  std::string text = ScopeText(scope) + by.id() + (mode == MemoryMode::kKv ? "kv" : "text");
   for (const ScopeInfo& info : scopes) {
     text += ";" + std::to_string(info.id) + "," + std::to_string(info.epoch);
   }
@@ -298,10 +298,11 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
   chat->on_token = std::move(on_token);
   chat->on_done = std::move(on_done);
   std::vector<Fallback> fallbacks;
+  INFERSCALE_ASSIGN_OR_RETURN(Impl::Encoding* const by, impl_->CurrentEncoding());
   const bool memory = request.mode != MemoryMode::kOff;
   if (memory && !request.scope.HasOwner()) fallbacks.push_back({"no_owner", 1});
   if (request.mode == MemoryMode::kText) fallbacks.push_back({"text_mode", 1});
-  if (request.mode == MemoryMode::kKv && !impl_->accuracy_refusal.empty()) {
+  if (request.mode == MemoryMode::kKv && !by->accuracy_refusal.empty()) {
     request.mode = MemoryMode::kText;
     fallbacks.push_back({"accuracy_gate", 1});
   }
@@ -348,16 +349,16 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
     if (ledger.has_value()) {
       INFERSCALE_ASSIGN_OR_RETURN(const bool still_true,
                                   StillTrue(*impl_->catalog, *ledger, impl_->Now()));
-      if (!still_true || ledger->encoding_id != impl_->encoding_id) ledger.reset();
+      if (!still_true || ledger->encoding_id != by->id()) ledger.reset();
     }
   }
   INFERSCALE_ASSIGN_OR_RETURN(
       chat->composed,
-      impl_->ComposePrompt(request.scope.tenant, scopes, request.messages, facts, request.mode,
+      impl_->ComposePrompt(*by, request.scope.tenant, scopes, request.messages, facts, request.mode,
                            request.compute_best, request.sampling.max_tokens,
                            ledger.has_value() ? &*ledger : nullptr, request.tools.get()));
   INFERSCALE_ASSIGN_OR_RETURN(chat->composed.composition.salt,
-                              impl_->Salt(request.scope, scopes, request.mode));
+                              impl_->Salt(*by, request.scope, scopes, request.mode));
   if (!request.use_ledger) chat->ledger_scope = {};
   std::erase_if(chat->report.memories, [&](const SearchHit& hit) {
     return std::none_of(chat->composed.facts.begin(), chat->composed.facts.end(),
@@ -386,15 +387,15 @@ Result<std::shared_ptr<Generation>> MemoryService::Chat(
     if (!chat->first_token.exchange(true)) chat->first_token_ms = MillisecondsSince(chat->start);
     if (chat->on_token) chat->on_token(event);
   };
-  callbacks.on_done = [this, chat, fallbacks](GenerationReport generation) {
+  callbacks.on_done = [this, chat, by, fallbacks](GenerationReport generation) {
     generation.fallbacks.insert(generation.fallbacks.end(), fallbacks.begin(), fallbacks.end());
     chat->report.generation = std::move(generation);
     chat->report.question_to_first_token_ms = chat->first_token_ms;
     // The ledger must be kept before the client can send its next turn, and not on the engine's
     // thread.
-    const auto finish = [this, chat] {
+    const auto finish = [this, chat, by] {
       ReadToolCalls(*chat);
-      KeepLedger(*impl_->catalog, *chat, impl_->encoding_id);
+      KeepLedger(*impl_->catalog, *chat, by->id());
       impl_->EncodeLost(chat->composed.composition, chat->report.generation);
       // A call is no answer yet: the turn is remembered with what is said after its result.
       const bool answered = chat->report.tool_calls.empty();
@@ -460,11 +461,12 @@ Result<Composition> MemoryService::ComposeFor(const Scope& scope,
     return FailedPrecondition("composing needs a model: pass --model with a GGUF file");
   constexpr std::int32_t kAnswerTokens = 256;
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<ScopeInfo> scopes, impl_->ReadableScopes(scope));
+  INFERSCALE_ASSIGN_OR_RETURN(Impl::Encoding* const by, impl_->CurrentEncoding());
   INFERSCALE_ASSIGN_OR_RETURN(Composed composed,
-                              impl_->ComposePrompt(scope.tenant, scopes, messages, facts, mode,
+                              impl_->ComposePrompt(*by, scope.tenant, scopes, messages, facts, mode,
                                                    compute_best, kAnswerTokens, nullptr, nullptr));
   if (fallbacks != nullptr) *fallbacks = composed.fallbacks;
-  INFERSCALE_ASSIGN_OR_RETURN(composed.composition.salt, impl_->Salt(scope, scopes, mode));
+  INFERSCALE_ASSIGN_OR_RETURN(composed.composition.salt, impl_->Salt(*by, scope, scopes, mode));
   std::mutex mutex;
   std::condition_variable changed;
   bool ready = false;

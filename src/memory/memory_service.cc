@@ -47,6 +47,7 @@ MemoryService::~MemoryService() {
   for (const auto& chat : chats) chat->Cancel();
   for (const auto& chat : chats) chat->Wait();
   impl_->stopping = true;
+  if (impl_->worker != nullptr && impl_->engine != nullptr) impl_->engine->OnChange(nullptr);
   impl_->worker.reset();
 }
 
@@ -55,8 +56,8 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
                                                              std::shared_ptr<Engine> engine,
                                                              std::shared_ptr<Extractor> extractor,
                                                              MemoryServiceOptions options) {
-  INFERSCALE_ASSIGN_OR_RETURN(const Recipe recipe, Recipe::Parse(options.recipe));
   auto impl = std::make_unique<Impl>();
+  INFERSCALE_ASSIGN_OR_RETURN(impl->recipe, Recipe::Parse(options.recipe));
   impl->catalog = std::move(catalog);
   impl->embedder = std::move(embedder);
   impl->engine = std::move(engine);
@@ -68,13 +69,10 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
                                                    .vectors = impl->options.vectors,
                                                    .clock = impl->options.clock});
   if (impl->engine != nullptr) {
-    impl->encoder =
-        std::make_unique<FactEncoder>(*impl->engine, *impl->catalog, recipe, impl->options.codec);
-    impl->encoding_id = impl->encoder->encoding_id();
     if (impl->options.max_fact_tokens == 0) {
       impl->options.max_fact_tokens = impl->engine->capabilities().context_tokens / 2;
     }
-    INFERSCALE_RETURN_IF_ERROR(impl->ApplyAccuracyGate());
+    INFERSCALE_RETURN_IF_ERROR(impl->CurrentEncoding().status());
   }
   const bool background = impl->options.background;
   std::unique_ptr<MemoryService> service(new MemoryService(std::move(impl)));
@@ -82,14 +80,39 @@ Result<std::unique_ptr<MemoryService>> MemoryService::Create(std::unique_ptr<Cat
     MemoryService* const raw = service.get();
     service->impl_->worker =
         std::make_unique<BackgroundWorker>([raw] { return raw->RunPending(); });
+    // What has been added while no KV could be stored is encoded without anybody asking for it.
+    if (raw->impl_->engine != nullptr) {
+      raw->impl_->engine->OnChange([worker = raw->impl_->worker.get()] { worker->Wake(); });
+    }
   }
   return service;
 }
 
-Status MemoryService::Impl::ApplyAccuracyGate() {
-  if (!engine->capabilities().kv_injection) return OkStatus();
+Result<MemoryService::Impl::Encoding*> MemoryService::Impl::CurrentEncoding() {
+  // Read first: what the engine is called has changed with what it can.
+  const EngineCapabilities& able = engine->capabilities();
+  const KvCodec codec = able.codec.value_or(options.codec);
+  const auto serves = [&](const Encoding& one) {
+    return one.kv == able.kv_injection && one.encoder.codec() == codec &&
+           one.encoder.fingerprint() == engine->fingerprint();
+  };
+  Encoding* const now = encoding;
+  if (now != nullptr && serves(*now)) return now;
+  const std::lock_guard lock(encodings_mutex);
+  for (const auto& one : encodings) {
+    if (serves(*one)) return encoding = one.get();
+  }
+  std::unique_ptr<Encoding> made(
+      new Encoding{{*engine, *catalog, recipe, codec}, able.kv_injection, {}});
+  INFERSCALE_RETURN_IF_ERROR(ApplyAccuracyGate(*made));
+  encodings.push_back(std::move(made));
+  return encoding = encodings.back().get();
+}
+
+Status MemoryService::Impl::ApplyAccuracyGate(Encoding& of) {
+  if (!of.kv) return OkStatus();
   INFERSCALE_ASSIGN_OR_RETURN(const std::optional<AccuracyVerdict> verdict,
-                              LoadAccuracyVerdict(*catalog, encoding_id));
+                              LoadAccuracyVerdict(*catalog, of.id()));
   if (!verdict.has_value()) {
     spdlog::info(
         "accuracy of KV: never checked for this model, recipe and codec; run inferscale doctor "
@@ -100,8 +123,8 @@ Status MemoryService::Impl::ApplyAccuracyGate() {
     spdlog::warn("accuracy of KV: {}; served as KV all the same, as configured",
                  verdict->ToString());
   } else {
-    accuracy_refusal = verdict->ToString();
-    spdlog::warn("accuracy of KV: {}; memories are served as text", accuracy_refusal);
+    of.accuracy_refusal = verdict->ToString();
+    spdlog::warn("accuracy of KV: {}; memories are served as text", of.accuracy_refusal);
   }
   return OkStatus();
 }
@@ -410,7 +433,15 @@ Catalog& MemoryService::catalog() { return *impl_->catalog; }
 Embedder& MemoryService::embedder() { return *impl_->embedder; }
 Engine* MemoryService::engine() { return impl_->engine.get(); }
 const MemoryServiceOptions& MemoryService::options() const { return impl_->options; }
-const std::string& MemoryService::encoding_id() const { return impl_->encoding_id; }
-const std::string& MemoryService::accuracy_refusal() const { return impl_->accuracy_refusal; }
+const std::string& MemoryService::encoding_id() const {
+  static const std::string kNone;
+  const Impl::Encoding* const encoding = impl_->encoding;
+  return encoding != nullptr ? encoding->id() : kNone;
+}
+const std::string& MemoryService::accuracy_refusal() const {
+  static const std::string kNone;
+  const Impl::Encoding* const encoding = impl_->encoding;
+  return encoding != nullptr ? encoding->accuracy_refusal : kNone;
+}
 
 }  // namespace inferscale

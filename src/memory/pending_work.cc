@@ -169,9 +169,11 @@ Result<bool> MemoryService::RunPending() {
       }
       return true;
     }
-    if (impl_->encoder == nullptr || !impl_->engine->capabilities().kv_injection) return false;
+    if (impl_->engine == nullptr) return false;
+    INFERSCALE_ASSIGN_OR_RETURN(Impl::Encoding* const encoding, impl_->CurrentEncoding());
+    if (!encoding->kv) return false;
     impl_->erased_meanwhile.Start();
-    Result<bool> encoded = EncodeSlice({*impl_->catalog, *impl_->engine, *impl_->encoder,
+    Result<bool> encoded = EncodeSlice({*impl_->catalog, *impl_->engine, encoding->encoder,
                                         impl_->erased_meanwhile, impl_->stopping});
     impl_->erased_meanwhile.End();
     return encoded;
@@ -244,9 +246,12 @@ Result<PendingWork> MemoryService::Pending() {
   INFERSCALE_ASSIGN_OR_RETURN(const std::vector<Erasure> erasures,
                               impl_->catalog->PendingErasures());
   pending.erasures = static_cast<std::int64_t>(erasures.size());
-  if (impl_->encoder != nullptr && impl_->engine->capabilities().kv_injection) {
-    INFERSCALE_ASSIGN_OR_RETURN(pending.encodings,
-                                impl_->catalog->CountFactsWithoutKv(impl_->encoding_id));
+  if (impl_->engine != nullptr) {
+    INFERSCALE_ASSIGN_OR_RETURN(const Impl::Encoding* const encoding, impl_->CurrentEncoding());
+    if (encoding->kv) {
+      INFERSCALE_ASSIGN_OR_RETURN(pending.encodings,
+                                  impl_->catalog->CountFactsWithoutKv(encoding->id()));
+    }
   }
   return pending;
 }

@@ -60,10 +60,18 @@ struct MemoryService::Impl {
   std::shared_ptr<Engine> engine;        // may be null
   std::shared_ptr<Extractor> extractor;  // may be null: verbatim only
   MemoryServiceOptions options;
-  std::unique_ptr<FactEncoder> encoder;  // null without an engine
+  Recipe recipe;
+  /// How facts are encoded and found, for one nature of the engine (Engine::OnChange).
+  struct Encoding {
+    FactEncoder encoder;
+    bool kv = false;               // whether the engine can store and inject it
+    std::string accuracy_refusal;  // why KV is served as text; empty: it is not
+    const std::string& id() const { return encoder.encoding_id(); }
+  };
+  std::mutex encodings_mutex;
+  std::vector<std::unique_ptr<Encoding>> encodings;  // all are kept: somebody may still use one
+  std::atomic<Encoding*> encoding{nullptr};          // null without an engine
   std::unique_ptr<Retriever> retriever;
-  std::string encoding_id;
-  std::string accuracy_refusal;  // why KV is served as text; empty: it is not
   std::atomic<std::uint64_t> prefix_epoch{
       1};  // raised when exact prefixes are erased: fences those under way
   ErasedMeanwhile erased_meanwhile;
@@ -74,8 +82,10 @@ struct MemoryService::Impl {
 
   TimeMs Now() const { return options.clock ? options.clock() : NowMs(); }
 
-  /// Reads and logs what was found about the accuracy of this encoding.
-  Status ApplyAccuracyGate();
+  /// The encoding for what the engine is now. Needs an engine.
+  Result<Encoding*> CurrentEncoding();
+  /// Reads and logs what was found about the accuracy of an encoding.
+  Status ApplyAccuracyGate(Encoding& of);
 
   /// Scopes a request may read; empty when it names no owner.
   Result<std::vector<ScopeInfo>> ReadableScopes(const Scope& scope);
@@ -96,12 +106,13 @@ struct MemoryService::Impl {
   void Embed(std::vector<NewFact>* facts);
 
   /// The facts as they may be served, in the order given. Missing blocks are queued again.
-  Result<std::vector<ServableFact>> Servable(std::span<const Fact> facts,
+  Result<std::vector<ServableFact>> Servable(Encoding& by, std::span<const Fact> facts,
                                              std::span<const ScopeInfo> scopes, MemoryMode mode);
   /// Queues again what a generation found evicted or corrupt.
   void EncodeLost(const Composition& composition, const GenerationReport& generation);
   /// \param tenant under whose secret the exact prefix is stored, also when there is no scope
-  Result<Composed> ComposePrompt(const std::string& tenant, std::span<const ScopeInfo> scopes,
+  Result<Composed> ComposePrompt(Encoding& by, const std::string& tenant,
+                                 std::span<const ScopeInfo> scopes,
                                  std::span<const ChatMessage> messages, std::span<const Fact> facts,
                                  MemoryMode mode, std::int32_t compute_best,
                                  std::int32_t answer_tokens, const LedgerEntry* ledger,
@@ -109,7 +120,8 @@ struct MemoryService::Impl {
   /// Makes sure that the exact prefix of a composition is in the store, then calls `then`, perhaps
   /// on another thread. A prefix that cannot be stored is simply computed.
   void WithPrefix(const Composition& composition, std::function<void()> then);
-  Result<std::string> Salt(const Scope& scope, std::span<const ScopeInfo> scopes, MemoryMode mode);
+  Result<std::string> Salt(const Encoding& by, const Scope& scope,
+                           std::span<const ScopeInfo> scopes, MemoryMode mode);
 };
 
 }  // namespace inferscale

@@ -100,6 +100,7 @@ class RecordingEngine : public Engine {
   }
   const Fingerprint& fingerprint() const override { return inner_->fingerprint(); }
   const EngineCapabilities& capabilities() const override { return inner_->capabilities(); }
+  void OnChange(std::function<void()> changed) override { inner_->OnChange(std::move(changed)); }
   const KvGeometry& geometry() const override { return inner_->geometry(); }
   KvStoreStats StoreStats() const override { return inner_->StoreStats(); }
 

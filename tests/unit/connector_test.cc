@@ -354,7 +354,7 @@ TEST_P(ConnectorTest, EvictsUnderItsBudgetAndRefusesWhatDoesNotFit) {
   EXPECT_FALSE(scheduler_->Ready(KeyOf(1)));
   EXPECT_TRUE(scheduler_->Ready(KeyOf(2)));
   const auto large = Run("c", TransferOperation::kCapture, prompt, {{KeyOf(4), 0, 60, {}}});
-  EXPECT_EQ(large.fallbacks.at("over_budget"), 1);
+  EXPECT_EQ(large.fallbacks.at("too_large"), 1);
 }
 
 TEST_P(ConnectorTest, AfterARestartFilesServeAndAFactOneRankLacksIsMissingForAll) {

@@ -133,6 +133,15 @@ TEST(KvStoreDurabilityTest, FileSizeLimitLeavesTheBlockInMemoryAndNothingOnDisk)
   EXPECT_EQ(CountFiles(folder.path()), 1u);
 }
 
+TEST(KvStoreDurabilityTest, AFolderThatCannotBeWrittenLeavesTheBlockInMemory) {
+  const TemporaryFolder folder;
+  const auto store = Open(Options(folder.path() / "kv"));
+  fs::remove(folder.path() / "kv" / "tmp");
+  std::ofstream(folder.path() / "kv" / "tmp").put('\n');  // a file where a folder is needed
+  EXPECT_EQ(store->Put(TestBlock(1)).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store->Presence(std::vector{TestKey(1)})[0], KvTier::kHost);
+}
+
 TEST(KvStoreDurabilityTest, FullDiskLeavesTheBlockInMemoryAndLosesNothing) {
   const TemporaryFolder folder;
   SmallDisk disk(folder.path() / "disk", 256 << 10);

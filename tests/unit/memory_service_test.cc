@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -201,6 +203,63 @@ TEST_F(MemoryServiceTest, WhatCannotBeEncodedIsTriedOnceAndServedAsText) {
   AddOne("ada", "the cat is called Pixel");
   ASSERT_TRUE(service_->WaitIdle().ok());
   EXPECT_EQ(engine_->encoded.size(), 1u);
+}
+
+/// An engine that can store KV, and knows of which model, only after it has been told so.
+class LateEngine final : public FakeEngine {
+ public:
+  const EngineCapabilities& capabilities() const override {
+    return able_ ? capabilities_ : unable_;
+  }
+  const Fingerprint& fingerprint() const override { return able_ ? model_ : unknown_; }
+  void OnChange(std::function<void()> changed) override {
+    const std::scoped_lock lock(mutex_);
+    changed_ = std::move(changed);
+  }
+  void BecomeAble() {
+    able_ = true;
+    const std::scoped_lock lock(mutex_);
+    if (changed_) changed_();
+  }
+
+ private:
+  const EngineCapabilities unable_ = [this] {
+    EngineCapabilities unable = capabilities_;
+    unable.kv_injection = false;
+    unable.kv_refusal = "not yet";
+    return unable;
+  }();
+  const Fingerprint unknown_{7}, model_{8};
+  std::atomic<bool> able_{false};
+  std::mutex mutex_;
+  std::function<void()> changed_;
+};
+
+TEST_F(MemoryServiceTest, AnEngineThatCanStoreKvLaterIsGivenWhatWasAddedBefore) {
+  const auto late = std::make_shared<LateEngine>();
+  late->capabilities_.codec = KvCodec::kInt8;
+  engine_ = late;
+  Open(/*background=*/true);
+  AddOne("ada", "the cat is called Pixel");
+  Result<ChatReport> report = service_->ChatBlocking(Ask("ada", "what is the cat called"));
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report->generation.injected_tokens, 0);
+  EXPECT_EQ(CountOf(report->generation, "model_unsupported"), 1);
+  EXPECT_EQ(service_->Pending()->encodings, 0);
+  const std::string encoding_id = service_->encoding_id();
+  late->BecomeAble();
+  for (int i = 0; i < 1000 && service_->Pending()->encodings > 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  ASSERT_EQ(service_->Pending()->encodings, 0);
+  EXPECT_NE(service_->encoding_id(), encoding_id);
+  report = service_->ChatBlocking(Ask("ada", "what is the cat called"));
+  ASSERT_TRUE(report.ok());
+  EXPECT_GT(report->generation.injected_tokens, 20);
+  EXPECT_EQ(CountOf(report->generation, "model_unsupported"), 0);
+  EXPECT_EQ(late->encoded.front().info.codec, KvCodec::kInt8);
+  service_.reset();
+  late->BecomeAble();  // nobody is told any more
 }
 
 TEST_F(MemoryServiceTest, ARenamedPersonIsEncodedAndServedUnderTheNewName) {

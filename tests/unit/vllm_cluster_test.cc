@@ -55,6 +55,7 @@ class VllmClusterTest : public ::testing::Test {
     auto cluster = VllmCluster::Open(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status().ToString();
     cluster_ = *std::move(cluster);
+    cluster_->StartMaintenance();
   }
   bool Within(const std::function<bool()>& condition) {
     for (int i = 0; i < 1000 && !condition(); ++i) {

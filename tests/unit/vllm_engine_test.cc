@@ -18,106 +18,20 @@
 #include <vector>
 
 #include "base/hash.h"
-#include "support/catalog_fixture.h"
-#include "support/fake_vllm.h"
+#include "support/vllm_fixture.h"
 
 namespace inferscale {
 namespace {
 
 using nlohmann::json;
+using testing::Fact;
 using testing::FakeConnector;
 using testing::FakeVllm;
 using ::testing::HasSubstr;
 using testing::HttpExchange;
 using testing::HttpReply;
-
-constexpr const char* kSecret = "a secret of many bytes";
-
-KvKey Key(int number) {
-  KvKey key;
-  key.bytes[0] = static_cast<std::uint8_t>(number);
-  return key;
-}
-
-EncodeRequest Fact(int number, std::uint64_t scope, std::uint64_t epoch,
-                   const std::string& text = "a fact\n") {
-  EncodeRequest request;
-  request.info.key = Key(number);
-  request.info.scope_tag = scope;
-  request.info.epoch = epoch;
-  request.info.tokens.assign(text.begin(), text.end());
-  request.context = std::make_shared<const TokenIds>(TokenIds{'M', ':'});
-  return request;
-}
-
-class VllmEngineTest : public ::testing::Test {
- protected:
-  VllmEngineOptions Options() {
-    VllmEngineOptions options;
-    for (const auto& server : servers_) {
-      options.urls.push_back(server->Url() + "/v1");
-    }
-    for (const auto& connector : connectors_) {
-      options.control_paths.push_back(connector->path.string());
-    }
-    const std::string secret = kSecret;
-    options.secret.assign(secret.begin(), secret.end());
-    options.recheck = std::chrono::milliseconds(20);
-    options.timeout = std::chrono::seconds(5);
-    return options;
-  }
-
-  FakeConnector& AddConnector(const std::string& secret = kSecret) {
-    connectors_.push_back(std::make_unique<FakeConnector>(
-        folder_.path() / ("c" + std::to_string(connectors_.size())), secret));
-    return *connectors_.back();
-  }
-  FakeVllm& AddServer(bool with_connector = true) {
-    FakeConnector* connector = with_connector ? &AddConnector() : nullptr;
-    servers_.push_back(std::make_unique<FakeVllm>(connector));
-    return *servers_.back();
-  }
-  void Open(const VllmEngineOptions& options) {
-    auto engine = VllmEngine::Create(options);
-    ASSERT_TRUE(engine.ok()) << engine.status().ToString();
-    engine_ = *std::move(engine);
-  }
-  void Open() { Open(Options()); }
-
-  EncodeOutcome Encode(EncodeRequest request) {
-    std::promise<EncodeOutcome> promise;
-    std::vector<EncodeRequest> requests;
-    requests.push_back(std::move(request));
-    engine_->Encode(std::move(requests),
-                    [&](const EncodeOutcome& outcome) { promise.set_value(outcome); });
-    return promise.get_future().get();
-  }
-  Composition WithFact(int number, std::uint64_t scope = 7) {
-    Composition composition;
-    const std::string text = "a fact\nWhat?";
-    composition.ids.assign(text.begin(), text.end());
-    composition.blocks.push_back({Key(number), 0, 7, false});
-    composition.salt = "salt";
-    composition.scope_tags = {scope};
-    return composition;
-  }
-  GenerationReport Generate(Composition composition, Sampling sampling = {}) {
-    return GenerateBlocking(*engine_, std::move(composition), std::move(sampling));
-  }
-
-  static std::vector<json> Completions(FakeVllm& server) {
-    return server.With([](FakeVllm& s) { return s.completions; });
-  }
-  static void Instead(FakeVllm& server,
-                      std::function<std::optional<HttpReply>(const HttpExchange&)> instead) {
-    server.With([&](FakeVllm& s) { s.instead = std::move(instead); });
-  }
-
-  test::CatalogFolder folder_;
-  std::vector<std::unique_ptr<FakeConnector>> connectors_;
-  std::vector<std::unique_ptr<FakeVllm>> servers_;
-  std::unique_ptr<VllmEngine> engine_;
-};
+using testing::Key;
+using testing::VllmEngineTest;
 
 TEST_F(VllmEngineTest, IntroducesItselfAndMeasuresTheRotation) {
   AddServer();
@@ -126,7 +40,7 @@ TEST_F(VllmEngineTest, IntroducesItselfAndMeasuresTheRotation) {
   EXPECT_EQ(engine_->capabilities().context_tokens, 4096);
   EXPECT_EQ(engine_->geometry(), (KvGeometry{2, 1, 4, 4}));
   EXPECT_EQ(HexEncode(engine_->fingerprint()), std::string(64, 'a'));
-  EXPECT_EQ(engine_->codec(), KvCodec::kF16);
+  EXPECT_EQ(engine_->capabilities().codec, KvCodec::kF16);
   EXPECT_EQ(engine_->model(), "tiny");
   EXPECT_TRUE(connectors_[0]->With([](FakeConnector& c) { return c.rotation_known; }));
 }
@@ -289,14 +203,16 @@ TEST_F(VllmEngineTest, ReasonsOfTheConnectorBecomeStatuses) {
   Open();
   const std::pair<const char*, StatusCode> expected[] = {
       {"over_budget", StatusCode::kResourceExhausted},
+      {"too_large", StatusCode::kUnsupported},
       {"erased", StatusCode::kFailedPrecondition},
       {"unauthorised", StatusCode::kFailedPrecondition},
       {"rotation_unknown", StatusCode::kUnavailable},
       {"model_unsupported", StatusCode::kUnsupported},
       {"schema", StatusCode::kUnsupported}};
+  int number = 0;
   for (const auto& [reason, code] : expected) {
     connectors_[0]->With([&reason = reason](FakeConnector& c) { c.capture_fallback = reason; });
-    EXPECT_EQ(Encode(Fact(1, 7, 1)).status.code(), code) << reason;
+    EXPECT_EQ(Encode(Fact(++number, 7, 1)).status.code(), code) << reason;
   }
 }
 
@@ -396,7 +312,7 @@ TEST_F(VllmEngineTest, TextIsServedWithoutAControlSocketOrWithoutASecret) {
   EXPECT_THAT(engine_->capabilities().kv_refusal, HasSubstr("--vllm-control"));
   EXPECT_EQ(Generate(WithFact(1)).text, "fine");
   EXPECT_EQ(Encode(Fact(1, 7, 1)).status.code(), StatusCode::kUnsupported);
-  EXPECT_FALSE(engine_->codec().has_value());
+  EXPECT_FALSE(engine_->capabilities().codec.has_value());
 }
 
 TEST_F(VllmEngineTest, AnotherSecretMeansText) {

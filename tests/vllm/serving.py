@@ -104,8 +104,9 @@ class Pair:
     """A server of vLLM, the gateways in front of it, and what they share."""
 
     def __init__(self, folder: pathlib.Path, model: str, tls: bool = False,
-                 options: tuple[str, ...] = ()) -> None:
+                 options: tuple[str, ...] = (), connector: dict | None = None) -> None:
         self.folder, self.model, self.options = folder, model, options
+        self.connector = connector or {}  # settings beside the usual ones
         self.secret = os.urandom(24).hex()
         self.key = "key-" + os.urandom(8).hex()
         (folder / "secret").write_text(self.secret + "\n")
@@ -119,7 +120,7 @@ class Pair:
 
     def start_vllm(self, *options: str, **environment: str) -> None:
         extra = {"secret_file": str(self.folder / "secret"), "codec": "f32", "host_bytes": "256M",
-                 "folder": str(self.folder / "kv"), "control_socket": self.socket}
+                 "folder": str(self.folder / "kv"), "control_socket": self.socket, **self.connector}
         transfer = {"kv_connector": "InferScaleConnector",
                     "kv_connector_module_path": "inferscale.vllm", "kv_role": "kv_both",
                     "kv_load_failure_policy": "recompute", "kv_connector_extra_config": extra}

@@ -12,17 +12,27 @@ import subprocess
 import pytest
 from serving import BINARY, Between, Gateway, Pair, request
 
+from inferscale import _native
+
 FACTS = ["Maya parked her car at the harbour.", "Maya has two cats called Mimi and Tom.",
          "Maya works as a nurse in the city hospital."]
 OWNERS = [f"owner-{number}" for number in range(14)]
 RANKS = (0, 1)
+MOST_TOKENS = 3000  # of KV a rank, more than all facts and less than the longest prompt
+
+
+def token_bytes(model: str) -> int:
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    return _native.token_bytes("f32", config["num_hidden_layers"], config["num_key_value_heads"],
+                               config["head_dim"])
 
 
 @pytest.fixture(scope="module")
 def pair(tiny_chat_model, tmp_path_factory):
     # Workers inside the engines' processes: half of the processes to wait for.
     pair = Pair(tmp_path_factory.mktemp("ranks"), tiny_chat_model, tls=True,
-                options=("--distributed-executor-backend", "uni", "--max-model-len", "4096"))
+                options=("--distributed-executor-backend", "uni", "--max-model-len", "4096"),
+                connector={"file_bytes": str(MOST_TOKENS * token_bytes(tiny_chat_model))})
     try:
         start(pair)
         yield pair
@@ -36,11 +46,12 @@ def start(pair: Pair) -> None:
 
 @pytest.fixture(scope="module")
 def gateway(pair):
-    """Started while the second rank's socket is not there yet."""
-    second = pathlib.Path(pair.socket + "-1")
-    second.rename(pair.folder / "later")
+    """Started while no rank's socket is there yet."""
+    sockets = [pathlib.Path(pair.socket), pathlib.Path(pair.socket + "-1")]
+    for rank in RANKS:
+        sockets[rank].rename(pair.folder / f"later-{rank}")
     gateway = Gateway(pair, pair.start_gateway("data", pair.flags()))
-    gateway.appear = lambda: (pair.folder / "later").rename(second)
+    gateway.appear = lambda rank: (pair.folder / f"later-{rank}").rename(sockets[rank])
     return gateway
 
 
@@ -91,15 +102,21 @@ def injects(gateway: Gateway, owner: str) -> bool:
     return answer["memory"]["injected_tokens"] > 30
 
 
-def test_a_gateway_before_its_second_rank_serves_with_the_first(pair, gateway):
+def test_a_gateway_before_its_engine_serves_text_and_then_kv(pair, gateway):
     assert gateway.add(FACTS, OWNERS[0])[0] == 200
+    assert not injects(gateway, OWNERS[0])
+    assert not pair.files()
+    assert "served as text until that has changed" in (pair.folder / "data.log").read_text()
+    gateway.appear(0)
+    # Nobody asks for anything meanwhile.
+    pair.until(lambda: len(pair.files(0)) >= len(FACTS))
     gateway.wait()
-    assert pair.files(0) and not pair.files(1)
+    assert not pair.files(1)
     assert injects(gateway, OWNERS[0])
 
 
 def test_a_rank_that_appears_later_gets_its_owners(pair, gateway):
-    gateway.appear()
+    gateway.appear(1)
     pair.until(lambda: "rank 1 serves KV" in (pair.folder / "data.log").read_text())
     for owner in OWNERS[1:]:
         assert gateway.add(FACTS, owner)[0] == 200
@@ -126,6 +143,23 @@ def test_of_fifty_facts_none_is_computed(pair, gateway):
         assert len(memory["facts"]) == count and memory["fallback"] == [], memory
         computed.append(memory["computed_tokens"])
     assert computed[0] == computed[1] < 40
+
+
+def test_a_prefix_that_never_fits_is_tried_once_a_rank(pair, gateway):
+    """A system text longer than a rank has KV for: it is served, with its facts as text."""
+    def refused() -> list:
+        return [pair.control("stats", rank=rank)["fallbacks"].get("too_large", 0) for rank in RANKS]
+
+    text = " ".join(f"Rule {number}: be kind to bird number {number}." for number in range(210))
+    for question in ("What are Maya's cats called?", "Where does Maya work?"):
+        for owner in OWNERS[1:7]:
+            status, answer = gateway.chat([{"role": "system", "content": text},
+                                           {"role": "user", "content": question}], owner, max_tokens=2)
+            assert status == 200, answer
+            assert answer["usage"]["prompt_tokens"] > MOST_TOKENS
+            memory = answer["memory"]
+            assert len(memory["facts"]) == len(FACTS) and memory["injected_tokens"] == 0, memory
+    assert max(refused()) == 1, refused()
 
 
 def test_an_erasure_is_acknowledged_by_every_rank(pair, gateway):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <system_error>
 #include <utility>
 
@@ -177,47 +178,60 @@ Status VllmCluster::Introduce() {
       ids.back().get<std::uint64_t>() < 1u << 30) {
     plain_token_ = ids.back().get<TokenId>();
   }
-  fingerprint_ = Sha256("vLLM as text\n" + model_);
-  bool usable = false, any_control = false;
+  of_texts_.fingerprint = Sha256("vLLM as text\n" + model_);
   for (VllmServer* const server : Servers()) {
     if (!server->has_control()) continue;
-    any_control = true;
     const Result<VllmHello> hello = server->Hello();
-    if (!hello.ok()) {
-      kv_refusal_ = hello.status().message();
-      spdlog::warn("vLLM: {}", kv_refusal_);
-      continue;
+    Status status = hello.status();
+    if (status.ok()) {
+      // Told at the start, two models are a mistake; later, one of them is being replaced.
+      INFERSCALE_RETURN_IF_ERROR(Learn(*server, *hello));
+      status = Prepare(*server);
     }
-    if (knows_fingerprint_ && hello->fingerprint != fingerprint_) {
-      return FailedPrecondition(server->name() +
-                                " has another model, type or configuration than the first server; "
-                                "all servers of --vllm-url must be the same");
-    }
-    if (knows_fingerprint_ && hello->codec != codec_) {
-      return FailedPrecondition(server->name() +
-                                " stores KV in another codec than the first server; set one codec "
-                                "in all kv_connector_extra_config");
-    }
-    fingerprint_ = hello->fingerprint;
-    geometry_ = hello->geometry;
-    codec_ = hello->codec;
-    knows_fingerprint_ = true;
-    const Status prepared = Prepare(*server);
-    if (prepared.ok()) {
-      usable = true;
+    if (status.ok()) {
+      usable_ = true;
     } else {
-      kv_refusal_ = prepared.message();
+      kv_refusal_ = status.message();
       spdlog::warn("vLLM: {}", kv_refusal_);
     }
   }
-  if (usable) {
+  if (usable_) {
     kv_refusal_.clear();
   } else if (options_.force_text) {
     kv_refusal_ = "facts are served as text by request";
-  } else if (!any_control) {
+  } else if (!may_become_usable()) {
     kv_refusal_ =
         "no control socket or no secret is set: name both with --vllm-control and "
         "--vllm-secret-file";
+  }
+  return OkStatus();
+}
+
+bool VllmCluster::may_become_usable() const {
+  const std::vector<VllmServer*> servers = Servers();
+  return std::any_of(servers.begin(), servers.end(),
+                     [](const VllmServer* server) { return server->has_control(); });
+}
+
+Status VllmCluster::Learn(const VllmServer& server, const VllmHello& hello) {
+  const std::scoped_lock lock(learning_mutex_);
+  if (!identity_known()) {
+    learnt_ = {hello.fingerprint, hello.geometry, hello.codec};
+    identity_ = &learnt_;
+    return OkStatus();
+  }
+  if (hello.fingerprint != learnt_.fingerprint) {
+    return FailedPrecondition(
+        server.name() +
+        " has another model, type or configuration than the first server, or than when this "
+        "gateway started; all servers of --vllm-url must be the same, and after a change of model "
+        "the gateway is started anew");
+  }
+  if (hello.codec != learnt_.codec) {
+    return FailedPrecondition(
+        server.name() +
+        " stores KV in another codec than the first server, or than when this gateway started; set "
+        "one codec in all kv_connector_extra_config, and after a change start the gateway anew");
   }
   return OkStatus();
 }
@@ -226,10 +240,12 @@ Result<std::unique_ptr<VllmCluster>> VllmCluster::Open(const VllmEngineOptions& 
   std::unique_ptr<VllmCluster> cluster(new VllmCluster(options));
   INFERSCALE_RETURN_IF_ERROR(cluster->AddServers());
   INFERSCALE_RETURN_IF_ERROR(cluster->Introduce());
-  if (cluster->kv_refusal_.empty()) {
-    cluster->maintenance_ = std::thread([raw = cluster.get()] { raw->Maintain(); });
-  }
   return cluster;
+}
+
+void VllmCluster::StartMaintenance(std::function<void()> on_usable) {
+  if (!may_become_usable()) return;
+  maintenance_ = std::thread([this, told = std::move(on_usable)] { Maintain(told); });
 }
 
 VllmCluster::~VllmCluster() {
@@ -246,7 +262,9 @@ void VllmCluster::Stop() {
   for (VllmServer* const server : Servers()) server->Stop();
 }
 
-void VllmCluster::Maintain() {
+void VllmCluster::Maintain(const std::function<void()>& on_usable) {
+  std::map<const VllmServer*, std::string> told;  // why KV is not usable, as the log says already
+  for (VllmServer* const server : Servers()) told[server] = server->kv_reason();
   for (std::int32_t look = 1;; ++look) {
     {
       std::unique_lock lock(mutex_);
@@ -257,57 +275,64 @@ void VllmCluster::Maintain() {
       if (!server->has_control() || (server->kv_ready() && look % kLookAtAll != 0)) continue;
       const bool was_ready = server->kv_ready();
       const Status status = Prepare(*server);
-      if (status.ok() && !was_ready) spdlog::info("vLLM: {} serves KV", server->name());
-      if (!status.ok() && was_ready) spdlog::warn("vLLM: {}", status.message());
+      std::string& reason = told[server];
+      if (!status.ok()) {
+        if (reason != status.message()) spdlog::warn("vLLM: {}", status.message());
+        reason = status.message();
+        continue;
+      }
+      if (!was_ready) spdlog::info("vLLM: {} serves KV", server->name());
+      reason.clear();
+      if (usable_.exchange(true)) continue;
+      spdlog::info("vLLM: facts are served as KV from now on");
+      if (on_usable) on_usable();
     }
   }
 }
 
-Status VllmCluster::Prepare(VllmServer& server) const {
-  const auto refuse = [&](Status status) {
-    server.SetKv(false, status.message());
-    return status;
-  };
-  Result<VllmHello> answered = server.Hello();
-  if (!answered.ok()) return refuse(answered.status());
-  VllmHello hello = *std::move(answered);
-  if (hello.fingerprint != fingerprint_ || hello.codec != codec_) {
-    return refuse(FailedPrecondition(
-        server.name() +
-        " has another model, type, configuration or codec than when this gateway "
-        "started; start the gateway anew"));
-  }
-  if (hello.refusal.empty() && !hello.rotation_known) {
-    if (context_tokens_ <= kProbeTokens) {
-      return refuse(Unsupported("a context of " + std::to_string(context_tokens_) +
-                                " tokens is too short to measure the model's rotation in; raise "
-                                "--max-model-len above " +
-                                std::to_string(kProbeTokens)));
+Status VllmCluster::Prepare(VllmServer& server) {
+  const Status status = [&]() -> Status {
+    INFERSCALE_ASSIGN_OR_RETURN(VllmHello hello, server.Hello());
+    INFERSCALE_RETURN_IF_ERROR(Learn(server, hello));
+    if (hello.refusal.empty() && !hello.rotation_known) {
+      // A probe is a long prompt: an engine that cannot carry one out is not given one after the
+      // other.
+      if (!server.MayProbe()) return Unavailable(server.kv_reason());
+      const Status probed = Probe(server, hello);
+      server.Probed(probed.ok(), options_.recheck);
+      INFERSCALE_RETURN_IF_ERROR(probed);
     }
-    TransferRequest probe;
-    probe.operation = TransferOperation::kProbe;
-    probe.salt = Salt("probe", NewUuid());
-    const TokenIds prompt(kProbeTokens, plain_token_);
-    json body = OneToken(model_, prompt, probe.salt);
-    body["kv_transfer_params"] = {{"inferscale", Sign(&probe, prompt)}};
-    const Result<json> answer = server.Post("/v1/completions", body);
-    if (!answer.ok()) return refuse(answer.status());
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (hello.refusal.empty() && !hello.rotation_known &&
-           std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kPollPause);
-      answered = server.Hello();
-      if (!answered.ok()) return refuse(answered.status());
-      hello = *std::move(answered);
+    if (!hello.refusal.empty()) return Unsupported(server.name() + ": " + hello.refusal);
+    return OkStatus();
+  }();
+  server.SetKv(status.ok(), status.message());
+  return status;
+}
+
+Status VllmCluster::Probe(VllmServer& server, VllmHello& hello) const {
+  if (context_tokens_ <= kProbeTokens) {
+    return Unsupported("a context of " + std::to_string(context_tokens_) +
+                       " tokens is too short to measure the model's rotation in; raise "
+                       "--max-model-len above " +
+                       std::to_string(kProbeTokens));
+  }
+  TransferRequest probe;
+  probe.operation = TransferOperation::kProbe;
+  probe.salt = Salt("probe", NewUuid());
+  const TokenIds prompt(kProbeTokens, plain_token_);
+  json body = OneToken(model_, prompt, probe.salt);
+  body["kv_transfer_params"] = {{"inferscale", Sign(&probe, prompt)}};
+  INFERSCALE_RETURN_IF_ERROR(server.Post("/v1/completions", body).status());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (hello.refusal.empty() && !hello.rotation_known) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return Unavailable(server.name() +
+                         " did not measure its rotation; look at vLLM's log, and whether both "
+                         "sides have the same secret");
     }
+    std::this_thread::sleep_for(kPollPause);
+    INFERSCALE_ASSIGN_OR_RETURN(hello, server.Hello());
   }
-  if (!hello.refusal.empty()) return refuse(Unsupported(server.name() + ": " + hello.refusal));
-  if (!hello.rotation_known) {
-    return refuse(Unavailable(server.name() +
-                              " did not measure its rotation; look at vLLM's log, and whether both "
-                              "sides have the same secret"));
-  }
-  server.SetKv(true, "");
   return OkStatus();
 }
 
@@ -416,7 +441,7 @@ std::string VllmCluster::Salt(std::string_view purpose, std::string_view text) c
   ByteWriter message;
   message.WriteString("inferscale salt 1");
   message.WriteString(purpose);
-  message.WriteBytes(fingerprint_);
+  message.WriteBytes(identity().fingerprint);
   message.WriteString(text);
   return HexEncode(HmacSha256(options_.secret, message.bytes()));
 }

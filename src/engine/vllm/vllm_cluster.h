@@ -1,8 +1,10 @@
 #ifndef INFERSCALE_ENGINE_VLLM_VLLM_CLUSTER_H_
 #define INFERSCALE_ENGINE_VLLM_VLLM_CLUSTER_H_
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -20,17 +22,28 @@
 
 namespace inferscale {
 
+/// What KV is of, and how it is stored: the same on all cores.
+struct VllmIdentity {
+  Fingerprint fingerprint{};
+  KvGeometry geometry;
+  KvCodec codec = KvCodec::kF16;
+};
+
 /// The engine cores that serve one model, and what is the same for all of them. An owner's requests
-/// go to one core by rendezvous hashing, and to the next while that one is away. A core that was
-/// started anew has its rotation measured in the background, and data-parallel ranks that appear
-/// later are found there. All cores are asked at once, so that one that hangs costs its own time
-/// alone. Thread-safe.
+/// go to one core by rendezvous hashing, and to the next while that one is away. A core whose KV
+/// cannot be used, at the start or later, is looked at again in the background, where its rotation
+/// is measured and data-parallel ranks that appear later are found. The first connector that
+/// answers says what KV is of; a core of another model than that is text. All cores are asked at
+/// once, so that one that hangs costs its own time alone. Thread-safe.
 class VllmCluster {
  public:
   /// \return the first server's error when none of them answers; kFailedPrecondition when they
   /// serve different models.
   static Result<std::unique_ptr<VllmCluster>> Open(const VllmEngineOptions& options);
   ~VllmCluster();
+  /// Begins to look at cores in the background. \param on_usable is called there once, when KV has
+  /// become usable that was not when Open() returned. To be called once at most.
+  void StartMaintenance(std::function<void()> on_usable = {});
   /// Ends requests under way other than generations, and later ones at once.
   void Stop();
 
@@ -48,16 +61,21 @@ class VllmCluster {
   std::string Salt(std::string_view purpose, std::string_view text) const;
   /// A signed object for kv_transfer_params; completes `request`.
   nlohmann::json Sign(TransferRequest* request, std::span<const TokenId> prompt) const;
-  /// Measures a core's rotation if it is not known, and says whether its KV is usable now.
-  Status Prepare(VllmServer& server) const;
+  /// Measures a core's rotation if it is not known, unless that has failed of late, and says
+  /// whether its KV is usable now.
+  Status Prepare(VllmServer& server);
 
   const std::string& model() const { return model_; }
   std::int32_t context_tokens() const { return context_tokens_; }
-  const Fingerprint& fingerprint() const { return fingerprint_; }
-  const KvGeometry& geometry() const { return geometry_; }
-  KvCodec codec() const { return codec_; }
-  /// Empty: facts are served as KV.
+  /// Of texts alone, until a connector has answered.
+  const VllmIdentity& identity() const { return *identity_; }
+  bool identity_known() const { return identity_ == &learnt_; }
+  /// Whether the KV of any core has ever been usable.
+  bool usable() const { return usable_; }
+  /// Why it was not when Open() returned; empty: it was.
   const std::string& kv_refusal() const { return kv_refusal_; }
+  /// Whether KV that is not usable may become so without another set-up of this gateway.
+  bool may_become_usable() const;
   TokenId plain_token() const { return plain_token_; }
 
  private:
@@ -75,8 +93,12 @@ class VllmCluster {
   std::vector<VllmServer*> Servers() const;
   Status Introduce();
   Status ReadModels();
+  /// Takes the first connector's word for what KV is of. \return kFailedPrecondition for another
+  /// one that says something else.
+  Status Learn(const VllmServer& server, const VllmHello& hello);
+  Status Probe(VllmServer& server, VllmHello& hello) const;
   Status AwaitErased(VllmServer& server, std::int64_t plan) const;
-  void Maintain();
+  void Maintain(const std::function<void()>& on_usable);
 
   const VllmEngineOptions options_;
   mutable std::mutex servers_mutex_;
@@ -86,11 +108,11 @@ class VllmCluster {
   std::string model_;
   std::int32_t context_tokens_ = 0;
   TokenId plain_token_ = 0;
-  Fingerprint fingerprint_{};
-  KvGeometry geometry_;
-  KvCodec codec_ = KvCodec::kF16;
+  VllmIdentity of_texts_, learnt_;  ///< each is written once, before identity_ names it
+  std::atomic<const VllmIdentity*> identity_{&of_texts_};
+  std::atomic<bool> usable_{false};
+  std::mutex learning_mutex_;
   std::string kv_refusal_;
-  bool knows_fingerprint_ = false;
 
   std::mutex mutex_;
   std::condition_variable changed_;

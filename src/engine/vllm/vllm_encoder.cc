@@ -24,6 +24,9 @@ Status StatusOf(const std::string& reason, const VllmServer& server) {
   if (reason == "over_budget") {
     return ResourceExhausted(what + "raise host_bytes or file_bytes in kv_connector_extra_config");
   }
+  if (reason == "too_large") {
+    return Unsupported(what + "it is larger than all that host_bytes or file_bytes allow");
+  }
   if (reason == "erased") return FailedPrecondition(what + "its owner was erased meanwhile");
   if (reason == "unauthorised") {
     return FailedPrecondition(what + "give gateway and vLLM the same secret, and check the clocks");
@@ -178,11 +181,6 @@ Status VllmEncoder::Carry(const EncodeRequest& request) const {
   if (std::any_of(prompt.begin(), prompt.end(), [](TokenId id) { return id < 0; })) {
     return Unavailable("vLLM could not be asked for token ids; see the message about /tokenize");
   }
-  if (prompt.size() >= static_cast<std::size_t>(cluster_.context_tokens())) {
-    return InvalidArgument("a fact with its context of " + std::to_string(prompt.size()) +
-                           " tokens exceeds the model's " +
-                           std::to_string(cluster_.context_tokens()));
-  }
   std::string reason = "no vLLM server with KV can be reached";
   for (VllmServer* server : cluster_.Order(request.info.scope_tag)) {
     if (!server->kv_ready()) {
@@ -199,6 +197,33 @@ Status VllmEncoder::Carry(const EncodeRequest& request) const {
 Status VllmEncoder::Capture(VllmServer& server, const EncodeRequest& request,
                             const TokenIds& prompt, std::optional<VllmServer::SteadyTime> deadline,
                             HttpCancellation* cancellation) const {
+  if (prompt.size() >= static_cast<std::size_t>(cluster_.context_tokens())) {
+    return InvalidArgument("what is to be encoded, with its context of " +
+                           std::to_string(prompt.size()) + " tokens, exceeds the model's " +
+                           std::to_string(cluster_.context_tokens()));
+  }
+  const KvBlockInfo& info = request.info;
+  CaptureHistory::Attempt attempt{&server, server.start(), info.key, 0};
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto fence = fences_.find(info.scope_tag);
+    if (fence != fences_.end()) attempt.epoch = fence->second;
+  }
+  INFERSCALE_RETURN_IF_ERROR(history_.MayTry(attempt, std::chrono::steady_clock::now()));
+  Status status = CaptureNow(server, request, prompt, deadline, cancellation);
+  const StatusCode code = status.code();
+  const bool broken_off = code == StatusCode::kCancelled || code == StatusCode::kDeadlineExceeded;
+  // Facts of a server that is away are asked for again by a queue that pauses by itself, and that
+  // is to go on as soon as the server is back.
+  const bool of_queue = code == StatusCode::kUnavailable && info.scope_tag != kPrefixScopeTag;
+  if (!broken_off && !of_queue) history_.Ended(attempt, status, std::chrono::steady_clock::now());
+  return status;
+}
+
+Status VllmEncoder::CaptureNow(VllmServer& server, const EncodeRequest& request,
+                               const TokenIds& prompt,
+                               std::optional<VllmServer::SteadyTime> deadline,
+                               HttpCancellation* cancellation) const {
   const KvBlockInfo& info = request.info;
   TransferRequest transfer;
   transfer.operation = TransferOperation::kCapture;

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/vllm/capture_history.h"
 #include "engine/vllm/vllm_cluster.h"
 #include "inferscale/engine.h"
 
@@ -33,7 +34,8 @@ class VllmEncoder {
   void Encode(std::vector<EncodeRequest> requests,
               std::function<void(const EncodeOutcome&)> on_outcome);
   /// Captures a prompt's exact prefix on a core that lacks it: facts behind it could not be
-  /// injected there. Waits for it, no longer than whoever asked does, and fails by leaving it away.
+  /// injected there. Waits for it, no longer than whoever asked does, and fails by leaving it away;
+  /// so does one that has failed of late (CaptureHistory).
   void HoldPrefix(VllmServer& server, const Composition& composition,
                   std::optional<VllmServer::SteadyTime> deadline, HttpCancellation* cancellation);
   /// Ends encodings of a scope below `epoch` without a block, now and from now on, and waits for
@@ -54,13 +56,18 @@ class VllmEncoder {
   void Work();
   bool Fenced(const KvBlockInfo& info) const;
   Status Carry(const EncodeRequest& request) const;
+  /// \return how it ended, or would again.
   Status Capture(VllmServer& server, const EncodeRequest& request, const TokenIds& prompt,
                  std::optional<VllmServer::SteadyTime> deadline = std::nullopt,
                  HttpCancellation* cancellation = nullptr) const;
+  Status CaptureNow(VllmServer& server, const EncodeRequest& request, const TokenIds& prompt,
+                    std::optional<VllmServer::SteadyTime> deadline,
+                    HttpCancellation* cancellation) const;
   bool MayStart() const;
   bool Foreground() const;
 
   const VllmCluster& cluster_;
+  mutable CaptureHistory history_;
   mutable std::mutex mutex_;
   std::condition_variable work_, ended_;
   std::deque<Item> urgent_, queue_;

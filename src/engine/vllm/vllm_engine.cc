@@ -1,6 +1,7 @@
 #include "engine/vllm/vllm_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <set>
 #include <system_error>
@@ -58,8 +59,16 @@ struct VllmEngine::Impl {
   std::unique_ptr<VllmCluster> cluster;
   std::shared_ptr<const VllmTokenizer> tokenizer;
   std::unique_ptr<VllmRenderer> renderer;
-  EngineCapabilities capabilities;
-  std::unique_ptr<VllmEncoder> encoder;  // null: no KV
+  struct Nature {
+    EngineCapabilities capabilities;
+    VllmIdentity identity;
+  };
+  // Of the start, and of when KV had become usable. Each is written once, before `nature` names it.
+  Nature at_start, later;
+  std::atomic<const Nature*> nature{&at_start};
+  std::unique_ptr<VllmEncoder> encoder;  // null: KV is never usable
+  std::mutex change_mutex;
+  std::function<void()> changed;
 
   std::mutex mutex;
   std::condition_variable ended;
@@ -67,7 +76,18 @@ struct VllmEngine::Impl {
 
   void Run(const std::shared_ptr<VllmGeneration>& generation, VllmPrompt prompt,
            GenerationCallbacks callbacks);
+  void BecameUsable(const VllmIdentity& identity);
 };
+
+void VllmEngine::Impl::BecameUsable(const VllmIdentity& identity) {
+  later = {at_start.capabilities, identity};
+  later.capabilities.kv_injection = true;
+  later.capabilities.kv_refusal.clear();
+  later.capabilities.codec = identity.codec;
+  nature = &later;
+  const std::scoped_lock lock(change_mutex);
+  if (changed) changed();
+}
 
 VllmEngine::VllmEngine() : impl_(std::make_shared<Impl>()) {}
 
@@ -94,18 +114,22 @@ Result<std::unique_ptr<VllmEngine>> VllmEngine::Create(const VllmEngineOptions& 
       });
   impl.renderer = std::make_unique<VllmRenderer>(impl.tokenizer);
   INFERSCALE_RETURN_IF_ERROR(impl.renderer->Start());
-  EngineCapabilities& able = impl.capabilities;
+  impl.at_start.identity = cluster->identity();
+  EngineCapabilities& able = impl.at_start.capabilities;
   able.kv_refusal = cluster->kv_refusal();
   able.kv_injection = able.kv_refusal.empty();
+  if (cluster->identity_known()) able.codec = cluster->identity().codec;
   able.context_tokens = cluster->context_tokens();
   able.parallel_sequences = kMostGenerations;
   able.scoring = true;
   able.system_role = impl.renderer->system_role();
-  if (able.kv_injection) {
-    impl.encoder = std::make_unique<VllmEncoder>(*cluster);
-  } else if (!options.force_text) {
-    spdlog::warn("facts are served as text: {}", able.kv_refusal);
+  if (cluster->may_become_usable()) impl.encoder = std::make_unique<VllmEncoder>(*cluster);
+  if (!able.kv_injection && !options.force_text) {
+    spdlog::warn("facts are served as text{}: {}",
+                 impl.encoder != nullptr ? " until that has changed" : "", able.kv_refusal);
   }
+  impl.cluster->StartMaintenance(
+      [raw = &impl, cluster] { raw->BecameUsable(cluster->identity()); });
   return engine;
 }
 
@@ -130,12 +154,13 @@ Result<RenderedChat> VllmEngine::Render(std::span<const ChatMessage> messages) c
 
 void VllmEngine::Encode(std::vector<EncodeRequest> requests,
                         std::function<void(const EncodeOutcome&)> on_outcome) {
-  if (impl_->encoder != nullptr) {
+  const EngineCapabilities& able = capabilities();
+  if (able.kv_injection) {
     impl_->encoder->Encode(std::move(requests), std::move(on_outcome));
     return;
   }
   for (const EncodeRequest& request : requests) {
-    if (on_outcome) on_outcome({request.info.key, Unsupported(impl_->capabilities.kv_refusal)});
+    if (on_outcome) on_outcome({request.info.key, Unsupported(able.kv_refusal)});
   }
 }
 
@@ -155,11 +180,12 @@ std::shared_ptr<Generation> VllmEngine::Generate(
     Composition composition, Sampling sampling, GenerationCallbacks callbacks,
     std::optional<std::chrono::steady_clock::time_point> deadline) {
   auto generation = std::make_shared<VllmGeneration>();
+  const EngineCapabilities& able = capabilities();
   Status status = Unknown(composition.ids)
                       ? UnknownIds()
                       : ValidateComposition(composition, std::numeric_limits<std::int32_t>::max(),
-                                            impl_->capabilities.context_tokens);
-  if (!impl_->capabilities.kv_injection) composition.inject = false;
+                                            able.context_tokens);
+  if (!able.kv_injection) composition.inject = false;
   const auto prompt_tokens = static_cast<std::int32_t>(composition.ids.size());
   VllmPrompt prompt{std::move(composition), std::move(sampling), callbacks.on_token, deadline,
                     std::chrono::steady_clock::now()};
@@ -197,14 +223,14 @@ Result<ScoreReport> VllmEngine::Score(Composition composition, TokenIds continua
                                       bool first_distribution) {
   if (continuation.empty()) return InvalidArgument("there is no continuation to score");
   if (Unknown(composition.ids) || Unknown(continuation)) return UnknownIds();
-  const std::int32_t context = impl_->capabilities.context_tokens;
+  const std::int32_t context = capabilities().context_tokens;
   INFERSCALE_RETURN_IF_ERROR(
       ValidateComposition(composition, std::numeric_limits<std::int32_t>::max(), context));
   if (composition.ids.size() + continuation.size() > static_cast<std::size_t>(context)) {
     return InvalidArgument("prompt and continuation together exceed the context of " +
                            std::to_string(context) + " tokens");
   }
-  if (!impl_->capabilities.kv_injection) composition.inject = false;
+  if (!capabilities().kv_injection) composition.inject = false;
   return ScoreContinuation(*impl_->cluster, impl_->encoder.get(), composition, continuation,
                            first_distribution);
 }
@@ -235,13 +261,18 @@ Status VllmEngine::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
   return impl_->cluster->Erase("erase_scope", ScopeFence(scope_tag, epoch));
 }
 
-const Fingerprint& VllmEngine::fingerprint() const { return impl_->cluster->fingerprint(); }
-const EngineCapabilities& VllmEngine::capabilities() const { return impl_->capabilities; }
-const KvGeometry& VllmEngine::geometry() const { return impl_->cluster->geometry(); }
+const Fingerprint& VllmEngine::fingerprint() const {
+  return impl_->nature.load()->identity.fingerprint;
+}
+const EngineCapabilities& VllmEngine::capabilities() const {
+  return impl_->nature.load()->capabilities;
+}
+void VllmEngine::OnChange(std::function<void()> changed) {
+  const std::scoped_lock lock(impl_->change_mutex);
+  impl_->changed = std::move(changed);
+}
+const KvGeometry& VllmEngine::geometry() const { return impl_->nature.load()->identity.geometry; }
 KvStoreStats VllmEngine::StoreStats() const { return impl_->cluster->Stats(); }
 const std::string& VllmEngine::model() const { return impl_->cluster->model(); }
-std::optional<KvCodec> VllmEngine::codec() const {
-  return impl_->capabilities.kv_injection ? std::optional(impl_->cluster->codec()) : std::nullopt;
-}
 
 }  // namespace inferscale

@@ -12,8 +12,10 @@ namespace inferscale {
 
 /// The data-centre engine: vLLM servers with InferScale's connector (docs/vllm.md). Guarantees what
 /// Engine does; beyond that: an answer is served as text while a server's KV is not usable, by
-/// another server while one is away, and fails with the server's name otherwise. Texts whose ids
-/// cannot be asked for get the id -1, which no request with it survives: they fail as kUnavailable.
+/// another server while one is away, and fails with the server's name otherwise. KV that could not
+/// be used at the start is used from when it can: capabilities(), fingerprint() and geometry()
+/// change then, once. Texts whose ids cannot be asked for get the id -1, which no request with it
+/// survives: they fail as kUnavailable.
 class VllmEngine final : public Engine {
  public:
   /// kUnavailable: no server answers.
@@ -35,12 +37,11 @@ class VllmEngine final : public Engine {
   Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) override;
   const Fingerprint& fingerprint() const override;
   const EngineCapabilities& capabilities() const override;
+  void OnChange(std::function<void()> changed) override;
   const KvGeometry& geometry() const override;
   KvStoreStats StoreStats() const override;
 
   const std::string& model() const;  ///< as the server calls it
-  /// In what the connector stores KV; unset: it stores none.
-  std::optional<KvCodec> codec() const;
 
  private:
   struct Impl;

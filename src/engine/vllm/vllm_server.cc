@@ -211,11 +211,15 @@ Result<json> VllmServer::Control(std::string_view operation, json fields) {
     return Unsupported("no control socket is set for " + name() + "; name it with --vllm-control");
   }
   Result<json> answer = control_->Call(operation, std::move(fields));
-  reachable_ = answer.ok() || answer.status().code() == StatusCode::kInvalidArgument;
-  if (!reachable_) SetKv(false, answer.status().message());
-  if (answer.ok()) {
-    const json& rotation = FieldOf(*answer, "rotation_known");
-    if (rotation.is_boolean() && !rotation.get<bool>() && kv_ready_) {
+  const bool reached = answer.ok() || answer.status().code() == StatusCode::kInvalidArgument;
+  if (!reachable_.exchange(reached) && reached) MayBeAnew();
+  if (!reached) SetKv(false, answer.status().message());
+  const json& rotation = answer.ok() ? FieldOf(*answer, "rotation_known") : FieldOf(json(), "");
+  if (rotation.is_boolean()) {
+    const bool known = rotation.get<bool>();
+    // An engine measures it once a start.
+    if (rotation_known_.exchange(known) && !known) MayBeAnew();
+    if (!known && kv_ready_) {
       SetKv(false, name() + " was started anew and its rotation is not measured yet");
     }
   }
@@ -273,6 +277,26 @@ std::vector<bool> VllmServer::Presence(std::span<const KvKey> keys) {
     }
   }
   return ready;
+}
+
+void VllmServer::MayBeAnew() {
+  ++start_;
+  const std::scoped_lock lock(mutex_);
+  failed_probes_ = 0;
+  probe_at_ = {};
+}
+
+bool VllmServer::MayProbe() const {
+  const std::scoped_lock lock(mutex_);
+  return std::chrono::steady_clock::now() >= probe_at_;
+}
+
+void VllmServer::Probed(bool ok, std::chrono::milliseconds pause) {
+  const std::scoped_lock lock(mutex_);
+  probe_at_ = {};
+  if (!ok)
+    probe_at_ = std::chrono::steady_clock::now() + pause * (1 << std::min(failed_probes_, 5));
+  failed_probes_ = ok ? 0 : failed_probes_ + 1;
 }
 
 std::string VllmServer::kv_reason() const {

@@ -84,6 +84,12 @@ class VllmServer {
   std::string kv_reason() const;
   void SetKv(bool ready, std::string reason);
   bool reachable() const { return reachable_; }  ///< by its control socket, when last asked
+  /// Goes up when the core may have been started anew: what was learnt of it does not hold any
+  /// more.
+  std::uint64_t start() const { return start_; }
+  /// false for a while after a probe failed, longer each time.
+  bool MayProbe() const;
+  void Probed(bool ok, std::chrono::milliseconds pause);
 
   std::string name() const;  ///< for messages
   std::uint64_t Weight(std::uint64_t scope) const;
@@ -94,13 +100,17 @@ class VllmServer {
   HttpPost Request(std::string_view path, const nlohmann::json* body) const;
   Result<nlohmann::json> Read(const HttpPost& request, Result<HttpPostResult> answer) const;
   void Outcome(const Status& status) const;
+  void MayBeAnew();
 
   const VllmServerOptions options_;
   std::unique_ptr<ControlClient> control_;
-  std::atomic<bool> kv_ready_{false}, reachable_{false};
+  std::atomic<bool> kv_ready_{false}, reachable_{false}, rotation_known_{false};
+  std::atomic<std::uint64_t> start_{0};
   mutable std::mutex mutex_;
   mutable std::int32_t failures_ = 0;
   mutable SteadyTime retry_at_{};
+  std::int32_t failed_probes_ = 0;
+  SteadyTime probe_at_{};
   mutable std::set<HttpCancellation*> posts_;  ///< under way
   bool stopped_ = false;
   std::string kv_reason_;
