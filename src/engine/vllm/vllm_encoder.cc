@@ -16,7 +16,6 @@ constexpr std::size_t kAlone = 4, kBeside = 1;
 constexpr std::chrono::milliseconds kLook{20};
 constexpr std::chrono::milliseconds kStoredPause{5}, kStoredWait{5'000};
 constexpr std::chrono::seconds kFenceWait{30};
-constexpr std::size_t kMostUnstorable = 1024;
 
 /// What a captured block's absence means to who asked for it.
 Status StatusOf(const std::string& reason, const VllmServer& server) {
@@ -143,17 +142,12 @@ void VllmEncoder::HoldPrefix(VllmServer& server, const Composition& composition,
   request.info.scope_tag = kPrefixScopeTag;
   request.info.tokens.assign(composition.ids.begin(), composition.ids.begin() + prefix.end);
   std::unique_lock lock(mutex_);
-  if (unstorable_.contains(prefix.key)) return;
   request.info.epoch = fences_[kPrefixScopeTag];
   const auto place = running_.insert({request.info.scope_tag, request.info.epoch});
   lock.unlock();
   const Status status = Capture(server, request, request.info.tokens, deadline, cancellation);
   if (!status.ok()) spdlog::debug("exact prefix not stored: {}", status.ToString());
   lock.lock();
-  if (status.code() == StatusCode::kUnsupported) {
-    if (unstorable_.size() >= kMostUnstorable) unstorable_.clear();
-    unstorable_.insert(prefix.key);
-  }
   running_.erase(place);
   ended_.notify_all();
 }

@@ -11,7 +11,6 @@
 #include <optional>
 #include <set>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -73,7 +72,6 @@ class VllmEncoder {
   std::deque<Item> urgent_, queue_;
   std::multiset<Running> running_;
   std::map<std::uint64_t, std::uint64_t> fences_;  ///< scope -> least epoch
-  std::unordered_set<KvKey> unstorable_;           ///< prefixes that are not tried again
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
