@@ -122,7 +122,8 @@ CarriedTransfer Carried(nb::handle transfer) {
 std::unique_ptr<ConnectorScheduler> MakeScheduler(const nb::bytes& secret,
                                                   std::int64_t budget_bytes,
                                                   std::int64_t token_bytes, std::int32_t ranks,
-                                                  std::int32_t window, std::int32_t block_slots) {
+                                                  std::int32_t window, std::int32_t block_slots,
+                                                  bool frees_ahead) {
   ConnectorSchedulerOptions options;
   const auto bytes = Bytes(secret);
   options.secret.assign(bytes.begin(), bytes.end());
@@ -131,6 +132,7 @@ std::unique_ptr<ConnectorScheduler> MakeScheduler(const nb::bytes& secret,
   options.ranks = ranks;
   options.window = window;
   options.block_slots = block_slots;
+  options.frees_ahead = frees_ahead;
   return Check(ConnectorScheduler::Create(std::move(options)));
 }
 
@@ -267,14 +269,15 @@ NB_MODULE(_native, module) {
   nb::class_<ConnectorScheduler>(module, "Scheduler")
       .def(nb::new_(&MakeScheduler), nb::kw_only(), nb::arg("secret"), nb::arg("budget_bytes"),
            nb::arg("token_bytes"), nb::arg("ranks"), nb::arg("window") = 0,
-           nb::arg("block_slots") = 0)
+           nb::arg("block_slots") = 0, nb::arg("frees_ahead") = false)
       .def("add",
            [](ConnectorScheduler& self, const std::string& request, nb::handle transfer,
               TokenIds prompt, std::string_view salt) {
              return self.Add(request, Carried(transfer), std::move(prompt), salt, Now());
            })
       .def("knows", &ConnectorScheduler::Knows)
-      .def("matched_tokens", &ConnectorScheduler::MatchedTokens)
+      .def("matched_tokens", &ConnectorScheduler::MatchedTokens, nb::arg("request"),
+           nb::arg("computed"), nb::arg("tokens") = 0)
       .def("allocated", &ConnectorScheduler::Allocated)
       .def("follows", &ConnectorScheduler::Follows)
       .def("scheduled",

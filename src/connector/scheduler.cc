@@ -78,7 +78,8 @@ bool ConnectorScheduler::rotation_known() const {
 }
 
 std::optional<std::int32_t> ConnectorScheduler::MatchedTokens(const std::string& request,
-                                                              std::int32_t computed) {
+                                                              std::int32_t computed,
+                                                              std::int32_t tokens) {
   if (promotions_.StillWaiting(request)) return std::nullopt;
   const auto found = requests_.find(request);
   if (found == requests_.end()) return 0;
@@ -115,6 +116,12 @@ std::optional<std::int32_t> ConnectorScheduler::MatchedTokens(const std::string&
   active.matched_from = computed;
   const auto most = static_cast<std::int32_t>(active.prompt.size()) - 1;
   const std::int32_t end = std::min(covered, most);
+  if (end > computed && FailsUnseen(end, std::max(tokens, most + 1))) {
+    active.unmatched["outside_window"] = static_cast<std::int32_t>(
+        std::count_if(active.pins.begin(), active.pins.end(),
+                      [](const Pinned& pin) { return pin.serial != 0; }));
+    return 0;
+  }
   if (!resident && promotions_.enabled() && MustWait(request, active, computed, end)) {
     return std::nullopt;
   }
@@ -146,6 +153,13 @@ std::int32_t ConnectorScheduler::NullTokens(std::span<const std::int32_t> block_
   const auto first = std::find_if(block_table.begin(), block_table.end(),
                                   [](std::int32_t block) { return block != kNullBlock; });
   return static_cast<std::int32_t>(first - block_table.begin()) * options_.block_slots;
+}
+
+bool ConnectorScheduler::FailsUnseen(std::int32_t end, std::int32_t tokens) const {
+  if (!options_.frees_ahead || options_.window == 0) return false;
+  // The pass behind the load may reach the request's end, and the next one begins there.
+  const std::int32_t seen = tokens - options_.window + 1;
+  return seen / options_.block_slots > (end - 1) / options_.block_slots && seen > 0;
 }
 
 bool ConnectorScheduler::IsWhole(const Active& active, std::int32_t first, std::int32_t last,

@@ -37,7 +37,10 @@ struct ConnectorSchedulerOptions {
   /// Tokens that a next one sees, if every layer has a window: an engine then frees its blocks
   /// behind it, and its tables begin with null blocks (number 0). 0: no table does.
   std::int32_t window = 0;
-  std::int32_t block_slots = 0;                  ///< tokens an engine block; needed with a window
+  std::int32_t block_slots = 0;  ///< tokens an engine block; needed with a window
+  /// Whether the engine frees what a step does not look at any more before it hears how the one in
+  /// front of it went: a load that failed is then found by its blocks only if that step sees one.
+  bool frees_ahead = false;
   std::function<std::int64_t()> steady_ms = {};  ///< tests put their own in
 };
 
@@ -66,7 +69,9 @@ class ConnectorScheduler {
   /// Tokens after the first `computed` ones that stored KV covers without a gap, at most all but
   /// the last of the prompt. Pins what it names. 0 for requests it does not know. No answer: ask
   /// again in the next step, the ranks are copying its blocks up (PromotionPlanner says how long).
-  std::optional<std::int32_t> MatchedTokens(const std::string& request, std::int32_t computed);
+  /// \param tokens of the request, what it was answered before a preemption included; 0: its prompt's.
+  std::optional<std::int32_t> MatchedTokens(const std::string& request, std::int32_t computed,
+                                            std::int32_t tokens = 0);
   /// The engine has given the request its blocks and takes `external` tokens of the last match.
   /// Those whose blocks are null are not loaded: nothing looks at them any more.
   void Allocated(const std::string& request, std::int32_t external,
@@ -140,6 +145,9 @@ class ConnectorScheduler {
                std::int32_t computed);
   /// Tokens in front of the first block of a table that is not null.
   std::int32_t NullTokens(std::span<const std::int32_t> block_table) const;
+  /// Whether none of the blocks that hold a match up to `end` is sure to be in the engine's table
+  /// when it hears of a load that failed.
+  bool FailsUnseen(std::int32_t end, std::int32_t tokens) const;
   /// Whether every block of tokens [first, last) is there in a pass that begins at `begin`.
   bool IsWhole(const Active& active, std::int32_t first, std::int32_t last,
                std::int32_t begin) const;

@@ -22,6 +22,7 @@ namespace inferscale::test {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -44,6 +45,7 @@ class ConnectorWindowTest : public ::testing::TestWithParam<bool> {
     options.token_bytes = 2 * kLayers * kHeads * kDim * 4;
     options.window = kWindow;
     options.block_slots = kBlockSlots;
+    options.frees_ahead = frees_ahead_;
     scheduler_ = *ConnectorScheduler::Create(std::move(options));
     ConnectorWorkerOptions worker;
     worker.geometry = {kLayers, kHeads, kDim, kDim};
@@ -192,8 +194,9 @@ class ConnectorWindowTest : public ::testing::TestWithParam<bool> {
     ASSERT_EQ(Finish("store").captured_blocks, 1);
   }
 
-  /// Facts in a row and 20 tokens behind them.
-  void AddFacts(const std::string& name, const std::vector<int>& numbers) {
+  /// Facts in a row and some tokens behind them.
+  void AddFacts(const std::string& name, const std::vector<int>& numbers,
+                std::int32_t tokens = 20) {
     TokenIds prompt;
     std::vector<TransferBlock> blocks;
     for (const int number : numbers) {
@@ -202,7 +205,7 @@ class ConnectorWindowTest : public ::testing::TestWithParam<bool> {
       blocks.push_back({TestKey(static_cast<std::uint64_t>(number)), begin, begin + 40, {}});
       prompt.insert(prompt.end(), fact.begin(), fact.end());
     }
-    const TokenIds tail = Numbers(20, 77);
+    const TokenIds tail = Numbers(tokens, 77);
     prompt.insert(prompt.end(), tail.begin(), tail.end());
     Add(name, kInject, std::move(prompt), std::move(blocks));
   }
@@ -213,6 +216,7 @@ class ConnectorWindowTest : public ::testing::TestWithParam<bool> {
   }
 
   static constexpr float kUntouched = 12345;
+  bool frees_ahead_ = false;
   TemporaryFolder folder_;
   std::unique_ptr<ConnectorScheduler> scheduler_;
   std::unique_ptr<FakePagedEngine> engine_;
@@ -286,6 +290,25 @@ TEST_P(ConnectorWindowTest, AFailedLoadNamesNoNullBlock) {
     Finish("chat");
     if (gone == 6) Store(6);
   }
+}
+
+TEST_P(ConnectorWindowTest, NothingIsLoadedWhoseFailureTheEngineWouldNotFind) {
+  frees_ahead_ = true;
+  Start(kBlocks - 1);
+  Probe();
+  for (int number = 1; number <= 3; ++number) Store(number);
+  // The 120 tokens of KV end in block 7. A pass that begins at 175 does not look at it any more.
+  AddFacts("found", {1, 2, 3}, 54);
+  EXPECT_EQ(scheduler_->MatchedTokens("found", 0), 120);
+  // Answered, preempted, and computed again with what it was answered.
+  EXPECT_EQ(scheduler_->MatchedTokens("found", 0, 175), 0);
+  AddFacts("lost", {1, 2, 3}, 55);
+  EXPECT_EQ(scheduler_->MatchedTokens("lost", 0), 0);
+  Step({"lost"});
+  EXPECT_LT(Difference("lost", 128, 175), 1e-5F);
+  EXPECT_THAT(Finish("lost").fallbacks, ElementsAre(Pair("outside_window", 3)));
+  Finish("found");
+  EXPECT_EQ(scheduler_->directory().pins(), 0);
 }
 
 TEST_P(ConnectorWindowTest, WhatHasLeftTheWindowIsNotCapturedFromAnothersBlocks) {

@@ -11,6 +11,7 @@ from inferscale.vllm.rotation import frequencies
 from inferscale.vllm.settings import (
     engine_suffix,
     fails_instead_of_recomputing,
+    frees_ahead,
     parse_size,
     refusal_of,
     refuse_siblings,
@@ -115,6 +116,7 @@ def test_recovery_is_left_to_vllm_where_it_is_right(asynchronous, second_runner,
                              use_v2_model_runner=second_runner,
                              kv_transfer_config=SimpleNamespace(kv_load_failure_policy=policy))
     assert fails_instead_of_recomputing(config, version) == fails
+    assert frees_ahead(config, version) == (bool(asynchronous) and version.startswith("0.24."))
     # Where it frees blocks behind a window no version's is.
     assert fails_instead_of_recomputing(config, version, window=4096) == (policy == "recompute")
 

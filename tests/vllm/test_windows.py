@@ -154,6 +154,41 @@ def test_a_load_that_fails_gives_no_wrong_answer(engine, monkeypatch):
     assert pins(engine) == 0
 
 
+def test_blocks_freed_before_an_abort_do_not_stay_in_the_prefix_cache(engine, monkeypatch):
+    """What was computed behind a load that failed, where the pass is longer than the window."""
+    from vllm import SamplingParams
+    from vllm.v1.request import RequestStatus
+
+    prompt, blocks, salt = ids(300, 780), [(key_of("aborted window"), 0, 100)], "aborted window"
+    engine.run(prompt, "capture", blocks)
+    cold = [engine.run(prompt[:cut], tokens=3) for cut in (200, 300)]
+    scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+    side = engine.worker if engine.worker.on_device else engine.worker.cache
+
+    def broken(*_):  # as the engine does with aborts that arrive during a pass
+        scheduler.finish_requests([running.request_id for running in scheduler.running],
+                                  RequestStatus.FINISHED_ABORTED)
+        raise RuntimeError("on purpose")
+
+    sampling = SamplingParams(temperature=0, max_tokens=3, detokenize=False, extra_args={
+        "kv_transfer_params": {"inferscale": engine.transfer("inject", prompt, blocks, salt)}})
+    failures = [connector.failures for connector in engine.connectors]
+    with monkeypatch.context() as patch:
+        patch.setattr(side, "_stream" if engine.worker.on_device else "write", broken)
+        engine.llm.llm_engine.add_request(
+            salt, {"prompt_token_ids": prompt, "cache_salt": salt}, sampling)
+        engine.llm.llm_engine.step()
+    engine.llm.llm_engine.abort_request([salt])
+    assert [c.failures for c in engine.connectors] != failures
+    for connector, before in zip(engine.connectors, failures, strict=True):
+        connector.failures = before
+    for cut, expected in zip((200, 300), cold, strict=True):
+        got = engine.run(prompt[:cut], salt=salt, tokens=3)
+        assert_same(got, expected)
+        assert difference(got[1], expected[1]) < EXACT
+    assert pins(engine) == 0
+
+
 def test_a_run_that_outgrows_the_window_is_not_captured_from_anothers_blocks(engine):
     prompts = [ids(1200, 750 + i) for i in range(4)]
     runs = [[(key_of("grow", i, 0), 0, FACT), (key_of("grow", i, 1), FACT, 440),

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import vllm
@@ -257,8 +258,10 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded(lambda: (False, None))
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict | None]:
         if request.request_id in self.tables and block_ids:  # more of them than at first
-            step, _ = self.tables[request.request_id]
-            self.tables[request.request_id] = step, list(block_ids[0])
+            step, before = self.tables[request.request_id]
+            # What vLLM has freed behind a window is null by now, and in its prefix cache still.
+            self.tables[request.request_id] = step, [
+                now or then for now, then in zip_longest(block_ids[0], before, fillvalue=0)]
         return self.request_finished(request, block_ids)
 
     @guarded(lambda: False)

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import vllm
+
 from inferscale import __version__, _native
 from inferscale.vllm.control import ControlServer, NothingStored, Reports
 from inferscale.vllm.settings import (
     Settings,
     engine_suffix,
     fingerprint_of,
+    frees_ahead,
     refusal_of,
     window_of,
 )
@@ -58,6 +61,7 @@ class SchedulerSide:
             ranks=vllm_config.parallel_config.tensor_parallel_size,
             window=window_of(kv_cache_config),
             block_slots=spec.block_size,
+            frees_ahead=frees_ahead(vllm_config, vllm.__version__),
         )
         self._listen(vllm_config, settings, self.native, layers, spec.num_kv_heads, spec.head_size)
 
@@ -111,7 +115,9 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, computed: int) -> int | None:
         """None: its blocks are on their way to the GPU; vLLM asks again in the next step."""
-        return self.native.matched_tokens(request.request_id, computed) if self.knows(request) else 0
+        if not self.knows(request):
+            return 0
+        return self.native.matched_tokens(request.request_id, computed, request.num_tokens)
 
     def allocated(self, name: str, external: int, table: list[int]) -> None:
         self.native.allocated(name, external, table)

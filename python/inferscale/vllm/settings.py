@@ -71,6 +71,14 @@ def fails_instead_of_recomputing(vllm_config: Any, version: str, window: int = 0
         window > 0 or (bool(unsafe) and version.startswith("0.24.")))
 
 
+def frees_ahead(vllm_config: Any, version: str) -> bool:
+    """Whether a step's blocks behind a window are freed before vLLM hears how the step in front of it
+    went. It finds a load that failed by the request's blocks: with those gone it would answer. (0.32
+    keeps what steps under way look at.)"""
+    return (bool(getattr(vllm_config.scheduler_config, "async_scheduling", False))
+            and version.startswith("0.24."))
+
+
 def parse_size(name: str, value: Any) -> int:
     """1073741824, "1G", "512M" -> bytes."""
     match = SIZE.fullmatch(str(value).strip())
