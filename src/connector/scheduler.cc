@@ -117,9 +117,8 @@ std::optional<std::int32_t> ConnectorScheduler::MatchedTokens(const std::string&
   const auto most = static_cast<std::int32_t>(active.prompt.size()) - 1;
   const std::int32_t end = std::min(covered, most);
   if (end > computed && FailsUnseen(end, std::max(tokens, most + 1))) {
-    active.unmatched["outside_window"] = static_cast<std::int32_t>(
-        std::count_if(active.pins.begin(), active.pins.end(),
-                      [](const Pinned& pin) { return pin.serial != 0; }));
+    active.unmatched["outside_window"] = static_cast<std::int32_t>(std::count_if(
+        active.pins.begin(), active.pins.end(), [](const Pinned& pin) { return pin.serial != 0; }));
     return 0;
   }
   if (!resident && promotions_.enabled() && MustWait(request, active, computed, end)) {

@@ -69,7 +69,8 @@ class ConnectorScheduler {
   /// Tokens after the first `computed` ones that stored KV covers without a gap, at most all but
   /// the last of the prompt. Pins what it names. 0 for requests it does not know. No answer: ask
   /// again in the next step, the ranks are copying its blocks up (PromotionPlanner says how long).
-  /// \param tokens of the request, what it was answered before a preemption included; 0: its prompt's.
+  /// \param tokens of the request, what it was answered before a preemption included; 0: its
+  /// prompt's.
   std::optional<std::int32_t> MatchedTokens(const std::string& request, std::int32_t computed,
                                             std::int32_t tokens = 0);
   /// The engine has given the request its blocks and takes `external` tokens of the last match.
