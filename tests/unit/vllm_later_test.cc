@@ -269,7 +269,7 @@ TEST_F(VllmLaterTest, AFactThatIsGoneAtOnceIsNotCapturedAgainAtOnce) {
   Open();
   ASSERT_TRUE(Encode(Fact(1, 7, 1)).status.ok());
   const std::size_t before = Captures(server);
-  for (int chat = 0; chat < 10; ++chat) {
+  for (int chat = 0; chat < 3; ++chat) {
     connectors_[0]->With([](FakeConnector& c) { c.ready.clear(); });
     EXPECT_EQ(Encode(Fact(1, 7, 1)).status.code(), StatusCode::kResourceExhausted);
   }
