@@ -170,6 +170,7 @@ TEST_F(VllmLaterTest, AnotherModelIsTextAndTheLogSaysSoOnce) {
   // The model that was there before may come back.
   connectors_[0]->With([](FakeConnector& c) { c.fingerprint = std::string(64, 'a'); });
   EXPECT_TRUE(Within([&] { return Generate(WithFact(1)).injected_tokens == 7; }));
+  engine_.reset();  // its threads write to the log
 }
 
 TEST_F(VllmLaterTest, ARefusedModelThatIsReplacedByAnotherOneStaysText) {
@@ -186,6 +187,7 @@ TEST_F(VllmLaterTest, ARefusedModelThatIsReplacedByAnotherOneStaysText) {
   EXPECT_EQ(warnings.count(), 1);
   EXPECT_FALSE(engine_->capabilities().kv_injection);
   EXPECT_EQ(Generate(WithFact(1)).text, "fine");
+  engine_.reset();  // its threads write to the log
 }
 
 TEST_F(VllmLaterTest, AnEngineCanGoWhileItsKvBecomesUsable) {
