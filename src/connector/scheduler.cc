@@ -222,11 +222,8 @@ void ConnectorScheduler::Scheduled(const std::string& request, std::int32_t comp
     active.probed = true;
     if (IsWhole(active, 0, tokens, begin)) {
       plan_.probes.push_back({request, active.block_table, tokens});
-    } else if (!rotation_known()) {
-      refusal_ = "the model's window of " + std::to_string(options_.window) +
-                 " tokens holds a prompt of " + std::to_string(tokens) +
-                 ", which measures the rotation, in one pass alone: set --max-num-batched-tokens "
-                 "to that or more";
+    } else {  // perhaps because of others in its passes: no refusal for good
+      Fall(active, "outside_window", 1);
     }
   }
 }

@@ -150,6 +150,20 @@ TEST_F(VllmLaterTest, AProbeThatFailedIsMadeAgainAndNotOneAfterTheOther) {
   ExpectKvLater();
 }
 
+TEST_F(VllmLaterTest, AProbeThatOthersHadCutToPiecesSaysSoAndIsMadeAgain) {
+  FakeVllm& server = AddServer();
+  Instead(server, [](const HttpExchange& exchange) -> std::optional<HttpReply> {
+    if (exchange.target != "/v1/completions" || exchange.body.size() < 3000) return std::nullopt;
+    const json said = {{"inferscale", {{"fallback", {{"outside_window", 1}}}}}};
+    return HttpReply{.status = 200, .body = json{{"kv_transfer_params", said}}.dump()};
+  });
+  Open();
+  ExpectTextNow();
+  EXPECT_THAT(engine_->capabilities().kv_refusal, HasSubstr("--max-num-batched-tokens"));
+  Instead(server, {});
+  ExpectKvLater();
+}
+
 TEST_F(VllmLaterTest, AnotherModelIsTextAndTheLogSaysSoOnce) {
   const Warnings warnings("has another model");
   AddServer();

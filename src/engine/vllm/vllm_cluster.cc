@@ -322,7 +322,15 @@ Status VllmCluster::Probe(VllmServer& server, VllmHello& hello) const {
   const TokenIds prompt(kProbeTokens, plain_token_);
   json body = OneToken(model_, prompt, probe.salt);
   body["kv_transfer_params"] = {{"inferscale", Sign(&probe, prompt)}};
-  INFERSCALE_RETURN_IF_ERROR(server.Post("/v1/completions", body).status());
+  INFERSCALE_ASSIGN_OR_RETURN(const json answer, server.Post("/v1/completions", body));
+  const json& said = FieldOf(FieldOf(answer, "kv_transfer_params"), "inferscale");
+  if (!FieldOf(FieldOf(said, "fallback"), "outside_window").is_null()) {
+    return Unavailable(server.name() + ": the model's sliding window holds a prompt of " +
+                       std::to_string(kProbeTokens) +
+                       " tokens, which measures its rotation, in one pass alone; set vLLM's "
+                       "--max-num-batched-tokens to that or more, and if it is, more for the "
+                       "requests beside it");
+  }
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (hello.refusal.empty() && !hello.rotation_known) {
     if (std::chrono::steady_clock::now() >= deadline) {
