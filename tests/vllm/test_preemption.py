@@ -27,12 +27,12 @@ def count_preemptions(engine, monkeypatch) -> list[str]:
     return seen
 
 
-def generate(engine, prompts, operation, blocks, tokens):
+def generate(engine, prompts, operation, blocks, tokens, shared_salt=None):
     from vllm import SamplingParams
 
     requests, samplings = [], []
     for number, prompt in enumerate(prompts):
-        salt = engine.fresh_salt()
+        salt = shared_salt or engine.fresh_salt()
         sampling = SamplingParams(temperature=0, max_tokens=tokens, logprobs=5, detokenize=False,
                                   ignore_eos=True)
         if operation:

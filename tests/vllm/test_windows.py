@@ -154,6 +154,37 @@ def test_a_load_that_fails_gives_no_wrong_answer(engine, monkeypatch):
     assert pins(engine) == 0
 
 
+def test_who_shares_a_pass_behind_a_load_that_fails_gives_no_wrong_answer_either(engine, monkeypatch):
+    """A request of the same step that finds the first one's new blocks in the prefix cache holds none
+    of those that were to be loaded: they are behind its window."""
+    from inferscale import _native
+
+    first, blocks, salt = ids(380, 790), facts("shared", 7), "shared"
+    prompts = [first, first + ids(9, 791)]
+    engine.run(first, "capture", blocks)
+    cold = [engine.run(prompt) for prompt in prompts]
+    begin, lost = engine.worker.start_load, []
+
+    def lose(plan):
+        if plan and not lost:
+            lost.append(plan)
+            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
+            other.erase([key_of("shared", 6)])
+            engine.worker.native.begin(other.take_plan())
+        begin(plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.worker, "start_load", lose)
+        outputs = generate(engine, prompts, "inject", [blocks, blocks], 1, shared_salt=salt)
+    assert lost
+    for output, expected in zip(outputs, cold, strict=True):
+        got = [{i: p.logprob for i, p in place.items()} for place in output.outputs[0].logprobs or []]
+        engine.assert_recovered((list(output.outputs[0].token_ids), got), expected)
+    for prompt, expected in zip(prompts, cold, strict=True):
+        assert_same(engine.run(prompt, salt=salt), expected)
+    assert pins(engine) == 0
+
+
 def test_blocks_freed_before_an_abort_do_not_stay_in_the_prefix_cache(engine, monkeypatch):
     """What was computed behind a load that failed, where the pass is longer than the window."""
     from vllm import SamplingParams

@@ -50,6 +50,8 @@ class StepMetadata(KVConnectorMetadata):
     # not written is reported as failed, whichever hook broke.
     loading: list[int] = field(default_factory=list)
     unplanned: list[int] = field(default_factory=list)
+    # With a window, each request's blocks from its first promised one on.
+    tables: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -123,6 +125,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         self.matched_from: dict[str, int] = {}
         self.promised: list[int] = []  # blocks of this step's loads
         self.loading: list[int] = []
+        self.promised_tables: list[list[int]] = []
+        self.loading_tables: list[list[int]] = []
         self.loaded: StepMetadata | None = None  # the last step that _load has seen
         # Otherwise the engine clears new blocks between its first hook and its pass.
         self.early = not getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
@@ -197,16 +201,21 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
                 begin = self.matched_from.get(request.request_id, 0)
                 end = begin + num_external_tokens
                 promised = table[begin // self.block_slots : -(-end // self.block_slots)]
-                if self.window:  # null blocks are everybody's
-                    promised = [block for block in promised if block != 0]
+                if self.window:
+                    # Also what is computed behind them: another request of this step may share that
+                    # and hold none of those. Null blocks are everybody's.
+                    promised = [block for block in table[begin // self.block_slots :] if block != 0]
             self.scheduler.allocated(request.request_id, num_external_tokens, table)
             self.promised += promised
+            if self.window and promised:
+                self.promised_tables.append(promised)
         except Exception:
             self.count_failure("update_state_after_alloc")
             self.unwritten.update(promised)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         promised, self.promised = self.promised, []
+        tables, self.promised_tables = self.promised_tables, []
         unplanned, self.unwritten = list(self.unwritten), set()
         for name in scheduler_output.finished_req_ids:
             self.matched_from.pop(name, None)
@@ -214,7 +223,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         while self.tables and self.step - next(iter(self.tables.values()))[0] > REPORTED_WITHIN:
             del self.tables[next(iter(self.tables))]
         try:
-            return StepMetadata(self.scheduler.plan(scheduler_output), promised, unplanned)
+            return StepMetadata(self.scheduler.plan(scheduler_output), promised, unplanned, tables)
         except Exception:
             self.count_failure("build_connector_meta")
             self.discard_plan()
@@ -313,7 +322,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         if metadata is self.loaded:
             return
         self.loaded = metadata
-        self.loading = metadata.loading
+        self.loading, self.loading_tables = metadata.loading, metadata.tables
         self.unwritten.update(metadata.unplanned)
         try:
             self.worker.start_load(metadata.plan)
@@ -334,8 +343,13 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         unwritten, self.unwritten = self.unwritten, set()
         loading, self.loading = self.loading, []
+        tables, self.loading_tables = self.loading_tables, []
         try:
-            return unwritten | self.worker.failed_blocks()
+            failed = unwritten | self.worker.failed_blocks()
+            for table in tables if failed else []:
+                first = next((i for i, block in enumerate(table) if block in failed), len(table))
+                failed.update(table[first:])
+            return failed
         except Exception:
             self.count_failure("get_block_ids_with_load_errors")
             return unwritten | set(loading)
