@@ -226,8 +226,8 @@ class Engine {
   /// else: an engine that was started before it could store KV does so once, from when it can.
   virtual const Fingerprint& fingerprint() const = 0;
   virtual const EngineCapabilities& capabilities() const = 0;
-  /// \param changed is called, on a thread of the engine's, after the two above have changed.
-  /// nullptr: nothing is called any more when this returns.
+  /// \param changed called on an engine's thread when these have changed; nullptr: never any more.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual void OnChange(std::function<void()> /*changed*/) {}
   virtual const KvGeometry& geometry() const = 0;
   virtual KvStoreStats StoreStats() const = 0;

@@ -330,7 +330,7 @@ KvBlockInfo ConnectorWorker::InfoOf(const CaptureItem& item) const {
 
 Status ConnectorWorker::StoreCaptured(const CaptureItem& item, std::vector<std::uint8_t> payload) {
   INFERSCALE_ASSIGN_OR_RETURN(auto block, KvBlock::Create(InfoOf(item), std::move(payload)));
-  const Status stored = store_->Put(std::move(block));
+  Status stored = store_->Put(std::move(block));
   if (stored.ok() || !Holds(item.key)) return stored;
   unfiled_.Add(item.key, item.scope_tag);  // its disk is full: stored while it is in memory
   return OkStatus();

@@ -40,7 +40,7 @@ class ChatGeneration : public Generation {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return done_; });
   }
-  void Started(std::shared_ptr<Generation> inner) {
+  void Started(const std::shared_ptr<Generation>& inner) {
     bool cancel = false;
     {
       std::lock_guard lock(mutex_);

@@ -291,7 +291,7 @@ void VllmCluster::Maintain(const std::function<void()>& on_usable) {
 }
 
 Status VllmCluster::Prepare(VllmServer& server) {
-  const Status status = [&]() -> Status {
+  Status status = [&]() -> Status {
     INFERSCALE_ASSIGN_OR_RETURN(VllmHello hello, server.Hello());
     INFERSCALE_RETURN_IF_ERROR(Learn(server, hello));
     if (hello.refusal.empty() && !hello.rotation_known) {
