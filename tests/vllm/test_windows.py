@@ -155,12 +155,13 @@ def test_a_load_that_fails_gives_no_wrong_answer(engine, monkeypatch):
 
 
 def test_who_shares_a_pass_behind_a_load_that_fails_gives_no_wrong_answer_either(engine, monkeypatch):
-    """A request of the same step that finds the first one's new blocks in the prefix cache holds none
-    of those that were to be loaded: they are behind its window."""
+    """A request that finds new blocks of those before it in the prefix cache holds none of what was to be
+    loaded: that is behind its window."""
     from inferscale import _native
 
-    first, blocks, salt = ids(380, 790), facts("shared", 7), "shared"
-    prompts = [first, first + ids(9, 791)]
+    first, blocks, salt = ids(300, 790), facts("shared", 7), "shared"
+    second = first + ids(60, 791)
+    prompts = [first, second, second + ids(9, 792)]
     engine.run(first, "capture", blocks)
     cold = [engine.run(prompt) for prompt in prompts]
     begin, lost = engine.worker.start_load, []
@@ -175,7 +176,7 @@ def test_who_shares_a_pass_behind_a_load_that_fails_gives_no_wrong_answer_either
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.worker, "start_load", lose)
-        outputs = generate(engine, prompts, "inject", [blocks, blocks], 1, shared_salt=salt)
+        outputs = generate(engine, prompts, "inject", [blocks] * 3, 1, shared_salt=salt)
     assert lost
     for output, expected in zip(outputs, cold, strict=True):
         got = [{i: p.logprob for i, p in place.items()} for place in output.outputs[0].logprobs or []]

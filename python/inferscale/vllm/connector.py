@@ -50,7 +50,7 @@ class StepMetadata(KVConnectorMetadata):
     # not written is reported as failed, whichever hook broke.
     loading: list[int] = field(default_factory=list)
     unplanned: list[int] = field(default_factory=list)
-    # With a window, each request's blocks from its first promised one on.
+    # With a window, the blocks of each request that begins in this step, in the order of scheduling.
     tables: list[list[int]] = field(default_factory=list)
 
 
@@ -125,8 +125,8 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         self.matched_from: dict[str, int] = {}
         self.promised: list[int] = []  # blocks of this step's loads
         self.loading: list[int] = []
-        self.promised_tables: list[list[int]] = []
-        self.loading_tables: list[list[int]] = []
+        self.new_tables: list[list[int]] = []
+        self.begun_tables: list[list[int]] = []
         self.loaded: StepMetadata | None = None  # the last step that _load has seen
         # Otherwise the engine clears new blocks between its first hook and its pass.
         self.early = not getattr(kv_cache_config, "needs_kv_cache_zeroing", False)
@@ -207,15 +207,15 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
                     promised = [block for block in table[begin // self.block_slots :] if block != 0]
             self.scheduler.allocated(request.request_id, num_external_tokens, table)
             self.promised += promised
-            if self.window and promised:
-                self.promised_tables.append(promised)
+            if self.window:
+                self.new_tables.append([block for block in table if block != 0])
         except Exception:
             self.count_failure("update_state_after_alloc")
             self.unwritten.update(promised)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         promised, self.promised = self.promised, []
-        tables, self.promised_tables = self.promised_tables, []
+        tables, self.new_tables = self.new_tables, []
         unplanned, self.unwritten = list(self.unwritten), set()
         for name in scheduler_output.finished_req_ids:
             self.matched_from.pop(name, None)
@@ -322,7 +322,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         if metadata is self.loaded:
             return
         self.loaded = metadata
-        self.loading, self.loading_tables = metadata.loading, metadata.tables
+        self.loading, self.begun_tables = metadata.loading, metadata.tables
         self.unwritten.update(metadata.unplanned)
         try:
             self.worker.start_load(metadata.plan)
@@ -343,7 +343,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         unwritten, self.unwritten = self.unwritten, set()
         loading, self.loading = self.loading, []
-        tables, self.loading_tables = self.loading_tables, []
+        tables, self.begun_tables = self.begun_tables, []
         try:
             failed = unwritten | self.worker.failed_blocks()
             for table in tables if failed else []:
