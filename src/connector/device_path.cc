@@ -311,6 +311,7 @@ void DevicePath::Release(std::span<const KvKey> keys) {
 }
 
 void DevicePath::Advance() {
+  used_.clear();  // before room is looked for: a full arena has none while every step loads from it
   if (!promoting_.empty()) TakePromoted();
   std::vector<PromotionJob> jobs;
   for (; !to_promote_.empty(); to_promote_.pop_front()) {
@@ -385,7 +386,6 @@ void DevicePath::CallOff(Predicate matches) {
 }
 
 ArenaChanges DevicePath::TakeChanges() {
-  used_.clear();
   TakeWritten();
   if (!promoting_.empty()) TakePromoted();
   ArenaChanges changes = std::exchange(changes_, {});

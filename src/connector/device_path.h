@@ -91,7 +91,7 @@ class DevicePath {
   void Promote(std::span<const PromoteItem> items);
   void Release(std::span<const KvKey> keys);
   /// Finds room for blocks that are to come and hands them to the thread, takes in what it has
-  /// done. Waits for nothing.
+  /// done. Waits for nothing. It ends a step: what the step's launches use may be evicted.
   void Advance();
 
   /// What is removed from the store must go from here first.

@@ -232,6 +232,28 @@ TEST_F(ConnectorDeviceTest, WhatIsKeptForARequestOutlivesWhatIsCapturedMeanwhile
   }
 }
 
+TEST_F(ConnectorDeviceTest, WhatAStepHasUsedMakesRoomForPromotionsAsItEnds) {
+  Start(100 * kTokenBytes);
+  for (std::uint64_t fact = 0; fact < 5; ++fact) Run({{kCapture, Prompt().Fact(fact, 25)}});
+  worker_->Flush();
+  std::int64_t evictions = 0;
+  before_step_ = [&] {
+    TransferRequest transfer;
+    transfer.operation = kInject;
+    transfer.salt = "salt";
+    transfer.expires_ms = 10;
+    const Prompt cold = Prompt().Fact(0, 25).Text(3, 9);
+    transfer.blocks = cold.blocks;
+    scheduler_->Add("waits", SignTransferRequest(transfer, cold.tokens, AsBytes(kSecret)),
+                    cold.tokens, "salt", 5);
+    EXPECT_EQ(scheduler_->MatchedTokens("waits", 0), std::nullopt);
+    evictions = worker_->DeviceStats().evictions;
+  };
+  Run({{kInject, Prompt().Fact(1, 25).Fact(2, 25).Fact(3, 25).Fact(4, 25).Text(3, 9)}});
+  EXPECT_EQ(worker_->DeviceStats().evictions, evictions + 1);
+  EXPECT_LT(Difference(), 2e-4F);
+}
+
 TEST_F(ConnectorDeviceTest, WhatIsGivenUpForAStepsOwnBlocksIsReported) {
   Start(100 * kTokenBytes);
   StepPlan keep;
