@@ -143,7 +143,7 @@ Status MemoryService::Impl::Apply(const Erasure& erasure) {
     INFERSCALE_RETURN_IF_ERROR(engine->EraseScope(kPrefixScopeTag, ++prefix_epoch));
   INFERSCALE_RETURN_IF_ERROR(engine->Erase(erasure.keys, erasure.scope_tag, erasure.epoch));
   if (!erasure.keys.empty()) {
-    // Facts of such a key have come since it was erased from the catalog.
+    // Facts of such a key may have come since it was erased from the catalog.
     erased_meanwhile.Note(erasure.keys);
     INFERSCALE_RETURN_IF_ERROR(catalog->DropKvRecords(erasure.keys));
   }

@@ -5,6 +5,7 @@ INFERSCALE_TEST_VLLM_DTYPE (bfloat16); `host`: on the CPU, but through the worke
 the CPU's cache has strides. VLLM_USE_V2_MODEL_RUNNER=1 picks vLLM's other model runner.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -150,6 +151,28 @@ class Engine:
         # 1025: the places 0, 1, 4, …, 1024 that the measurement reads.
         self.run([5] * 1025, "probe")
         assert self.scheduler.native.rotation_known, self.scheduler.native.counters()
+
+
+@contextlib.contextmanager
+def lost_before_load(worker, key: bytes):
+    """A rank loses the block between the lookup and the load of the next plan; the value lists that plan."""
+    from inferscale import _native
+
+    begin, plans = worker.start_load, []
+
+    def lose(plan):
+        if plan and not plans:
+            plans.append(plan)
+            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
+            other.erase([key])
+            worker.native.begin(other.take_plan())
+        begin(plan)
+
+    worker.start_load = lose
+    try:
+        yield plans
+    finally:
+        worker.start_load = begin
 
 
 def difference(a, b) -> float:

@@ -5,7 +5,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from conftest import Engine, assert_same, difference, key_of
+from conftest import Engine, assert_same, difference, key_of, lost_before_load
 
 BLOCK = 32  # the smallest that every version takes on a CPU
 
@@ -222,27 +222,14 @@ def test_erased_facts_are_computed(engine):
     assert_same((tokens, logprobs), cold)
 
 
-def test_a_block_lost_between_lookup_and_load_is_recomputed(engine, monkeypatch):
+def test_a_block_lost_between_lookup_and_load_is_recomputed(engine):
     prompt = ids(75, 130)
     blocks = [(key_of("lost", i), b, e) for i, (b, e) in enumerate(spans(20, 30))]
     engine.run(prompt, "capture", blocks)
     cold = engine.run(prompt, tokens=3)
-    begin = engine.worker.start_load
-
-    def lose(plan):
-        from inferscale import _native
-
-        if plan and not lost:
-            lost.append(plan)
-            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
-            other.erase([key_of("lost", 1)])
-            engine.worker.native.begin(other.take_plan())
-        begin(plan)
-
-    lost: list[bytes] = []
-    monkeypatch.setattr(engine.worker, "start_load", lose)
     before = engine.scheduler.native.counters()["load_failures"]
-    tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=3)
+    with lost_before_load(engine.worker, key_of("lost", 1)) as lost:
+        tokens, logprobs, _, said = engine.run(prompt, "inject", blocks, tokens=3)
     assert lost and engine.scheduler.native.counters()["load_failures"] == before + 1
     engine.assert_recovered((tokens, logprobs), cold)
     assert pins(engine) == 0

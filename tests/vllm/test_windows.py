@@ -13,6 +13,7 @@ from conftest import (
     Engine,
     EXACT,
     key_of,
+    lost_before_load,
     write_tiny_gemma3,
     write_tiny_mistral,
 )
@@ -125,26 +126,13 @@ def test_facts_moved_to_other_places_are_turned_as_each_layer_turns(engine):
     assert error_of(moved, own) < (2e-4 if DTYPE == "float32" else 2**-7)
 
 
-def test_a_load_that_fails_gives_no_wrong_answer(engine, monkeypatch):
+def test_a_load_that_fails_gives_no_wrong_answer(engine):
     prompt, blocks = ids(300, 740), facts("fails", 7)
     engine.run(prompt, "capture", blocks)
     cold = engine.run(prompt, tokens=5)
-    begin, lost = engine.worker.start_load, []
-
-    def lose(plan):
-        from inferscale import _native
-
-        if plan and not lost:
-            lost.append(plan)
-            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
-            other.erase([key_of("fails", 6)])
-            engine.worker.native.begin(other.take_plan())
-        begin(plan)
-
     assert engine.recomputes != engine.frees  # where it frees, vLLM cannot compute what it skipped
     salt, null = "fails", null_block(engine)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.worker, "start_load", lose)
+    with lost_before_load(engine.worker, key_of("fails", 6)) as lost:
         broken = engine.run(prompt, "inject", blocks, salt=salt, tokens=5)
     assert lost
     engine.assert_recovered(broken, cold)
@@ -154,28 +142,15 @@ def test_a_load_that_fails_gives_no_wrong_answer(engine, monkeypatch):
     assert pins(engine) == 0
 
 
-def test_who_shares_a_pass_behind_a_load_that_fails_gives_no_wrong_answer_either(engine, monkeypatch):
+def test_who_shares_a_pass_behind_a_load_that_fails_gives_no_wrong_answer_either(engine):
     """A request that finds new blocks of those before it in the prefix cache holds none of what was to be
     loaded: that is behind its window."""
-    from inferscale import _native
-
     first, blocks, salt = ids(300, 790), facts("shared", 7), "shared"
     second = first + ids(60, 791)
     prompts = [first, second, second + ids(9, 792)]
     engine.run(first, "capture", blocks)
     cold = [engine.run(prompt) for prompt in prompts]
-    begin, lost = engine.worker.start_load, []
-
-    def lose(plan):
-        if plan and not lost:
-            lost.append(plan)
-            other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
-            other.erase([key_of("shared", 6)])
-            engine.worker.native.begin(other.take_plan())
-        begin(plan)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.worker, "start_load", lose)
+    with lost_before_load(engine.worker, key_of("shared", 6)) as lost:
         outputs = generate(engine, prompts, "inject", [blocks] * 3, 1, shared_salt=salt)
     assert lost
     for output, expected in zip(outputs, cold, strict=True):
