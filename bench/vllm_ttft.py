@@ -4,17 +4,26 @@ Modes: `text`: the facts are new to the engine (prefix caching is on, and holds 
 `text_cached`: the same facts every time, from the prefix cache; `ceiling`: the same again, measured as
 its own series, since that is what injection is compared with; `kv` (`kv_int4` with that codec): the
 facts' stored KV is injected, under a fresh salt each time. 64 tokens are new in every request.
-One repetition runs every mode once, so that what drifts hits all of them alike.
+One repetition runs every count of facts in every mode, so that what drifts hits all of them alike:
+`over_ceiling_ms` and `growth` (to the same mode without facts, as a share) are medians of pairs.
 """
 
+import operator
 import statistics
 
-from vllm_common import SYSTEM_TOKENS, TAIL_TOKENS, Results, left, main, summary
+from vllm_common import (
+    SYSTEM_TOKENS,
+    TAIL_TOKENS,
+    HookTime,
+    Results,
+    left,
+    main,
+    summary,
+)
 
 
 def run(engine, options) -> None:
     results = Results(options.out / "ttft.json", ("shape", "k", "mode", "system_tokens"))
-    kv = "kv_int4" if options.codec == "int4" else "kv"
     wanted = options.modes.split(",") if options.modes else ["text", "text_cached", "kv", "ceiling"]
     hooks = engine.hooks
     counts = [int(k) for k in options.facts.split(",")]
@@ -23,56 +32,66 @@ def run(engine, options) -> None:
     engine.capture(facts)
     engine.worker.native.flush()  # what is still copied to host memory would be measured too
     for system_tokens in (0, SYSTEM_TOKENS):
-        for k in counts:
+        front = [system] if system_tokens else []
+        placed = {k: engine.place([*front, *facts[:k]]) for k in counts}
+
+        def request(mode, k):
+            (prompt, blocks), tail = placed[k], engine.ids(TAIL_TOKENS)
+            if mode == "text":
+                fresh = engine.place([*front, *(engine.ids(len(f)) for f in facts[:k])])[0]
+                return engine.request([*fresh, *tail], salt="text")
+            if mode == "kv":
+                return engine.request([*prompt, *tail], "inject", blocks)
+            return engine.request([*prompt, *tail], salt="cached " + mode)
+
+        times = {(mode, k): [] for mode in wanted for k in counts}
+        extra = {}
+        host = {k: [] for k in counts}
+        for repetition in range(-2, options.repetitions):
             if left(options) < 20:
-                print("ttft: no time left", flush=True)
-                return
-            front = [system] if system_tokens else []
-            parts = [*front, *facts[:k]]
-            prompt, blocks = engine.place(parts)
-
-            def request(mode):
-                tail = engine.ids(TAIL_TOKENS)
-                if mode == "text":
-                    fresh = engine.place([*front, *(engine.ids(len(f)) for f in facts[:k])])[0]
-                    return engine.request([*fresh, *tail], salt="text")
-                if mode == "kv":
-                    return engine.request([*prompt, *tail], "inject", blocks)
-                return engine.request([*prompt, *tail], salt="cached " + mode)
-
-            times = {mode: [] for mode in wanted}
-            extra = {mode: {"injected_tokens": 0, "cached_tokens": 0} for mode in wanted}
-            host = []
-            for repetition in range(-2, options.repetitions):
-                for mode in wanted:
-                    ready = request(mode)
+                print(f"ttft: no time left after {repetition} repetitions", flush=True)
+                break
+            for k in counts:
+                # Whoever comes first finds other things in the processor's cache.
+                for mode in wanted if repetition % 2 else reversed(wanted):
+                    ready = request(mode, k)
                     hooks.clear()
                     seconds, output = engine.first_token(ready)
                     if repetition < 0:  # warms up; also fills the prefix cache
                         continue
-                    times[mode].append(seconds)
+                    times[mode, k].append(seconds)
                     said = (output.kv_transfer_params or {}).get("inferscale", {})
-                    extra[mode] = {"injected_tokens": said.get("injected_tokens", 0),
-                                   "cached_tokens": output.num_cached_tokens}
+                    extra[mode, k] = {"injected_tokens": said.get("injected_tokens", 0),
+                                      "cached_tokens": output.num_cached_tokens}
                     if mode == "kv":
-                        host.append(dict(hooks.seconds))
-                        if k and said.get("injected_tokens") != len(prompt):
+                        host[k].append(dict(hooks.seconds))
+                        if k and said.get("injected_tokens") != len(placed[k][0]):
                             raise RuntimeError(f"not injected: {said}")
+        for k in counts if times[wanted[0], counts[-1]] else []:
             for mode in wanted:
-                row = {"shape": options.shape, "k": k, "mode": kv if mode == "kv" else mode,
-                       "system_tokens": system_tokens, "prompt_tokens": len(prompt) + TAIL_TOKENS,
-                       **summary(times[mode]), **extra[mode], "repetitions": len(times[mode])}
-                if mode == "kv":
-                    row["codec"] = options.codec
-                    row["host_ms"] = round(
-                        1e3 * statistics.median(sum(one.values()) for one in host), 3)
-                    row["host_us"] = {name: round(1e6 * statistics.median(one[name] for one in host))
-                                      for name in hooks.HOOKS}
-                    if "ceiling" in wanted:
-                        over = [a - b for a, b in zip(times["kv"], times["ceiling"], strict=True)]
-                        row["over_ceiling_ms"] = round(1e3 * statistics.median(over), 3)
-                        row["ceiling_ms"] = round(1e3 * statistics.median(times["ceiling"]), 3)
-                results.add(row)
+                results.add(row_of(options, k, mode, system_tokens, len(placed[k][0]),
+                                   {mode: times[mode, k] for mode in wanted}, host[k],
+                                   times.get((mode, 0))) | extra[mode, k])
+
+
+def row_of(options, k, mode, system_tokens, tokens, times, host, none) -> dict:
+    """\param none: seconds of the same mode without facts, if that was measured too."""
+    row = {"shape": options.shape, "k": k, "mode": mode, "system_tokens": system_tokens,
+           "prompt_tokens": tokens + TAIL_TOKENS, **summary(times[mode]),
+           "repetitions": len(times[mode])}
+    if none:
+        row["growth"] = round(statistics.median(map(operator.truediv, times[mode], none)) - 1, 4)
+    if mode == "kv":
+        row["mode"] = "kv_int4" if options.codec == "int4" else "kv"
+        row["codec"] = options.codec
+        row["host_ms"] = round(1e3 * statistics.median(sum(one.values()) for one in host), 3)
+        row["host_us"] = {name: round(1e6 * statistics.median(one[name] for one in host))
+                          for name in HookTime.HOOKS}
+        if "ceiling" in times:
+            row["over_ceiling_ms"] = round(1e3 * statistics.median(
+                map(operator.sub, times["kv"], times["ceiling"])), 3)
+            row["ceiling_ms"] = round(1e3 * statistics.median(times["ceiling"]), 3)
+    return row
 
 
 if __name__ == "__main__":
