@@ -51,12 +51,14 @@ class HmacContext {
   HmacContext(const HmacContext&) = delete;
   HmacContext& operator=(const HmacContext&) = delete;
 
-  Sha256Digest Compute(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data) {
+  Sha256Digest Compute(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data,
+                       std::span<const std::uint8_t> more) {
     static constexpr std::uint8_t kEmpty = 0;  // a null key is taken for "the key used before"
     Sha256Digest digest{};
     std::size_t size = 0;
     Require(EVP_MAC_init(context_, key.empty() ? &kEmpty : key.data(), key.size(), nullptr) == 1 &&
             EVP_MAC_update(context_, data.empty() ? &kEmpty : data.data(), data.size()) == 1 &&
+            (more.empty() || EVP_MAC_update(context_, more.data(), more.size()) == 1) &&
             EVP_MAC_final(context_, digest.data(), &size, digest.size()) == 1 &&
             size == digest.size());
     return digest;
@@ -117,9 +119,10 @@ Result<Sha256Digest> Sha256File(const std::filesystem::path& path) {
   return stream.Finish();
 }
 
-Sha256Digest HmacSha256(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data) {
+Sha256Digest HmacSha256(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data,
+                        std::span<const std::uint8_t> more) {
   thread_local HmacContext context;
-  return context.Compute(key, data);
+  return context.Compute(key, data, more);
 }
 
 std::string Md5Hex(std::string_view text) {

@@ -42,7 +42,9 @@ class Sha256Stream {
   std::unique_ptr<Impl> impl_;
 };
 
-Sha256Digest HmacSha256(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data);
+/// Of `data` with `more` behind it.
+Sha256Digest HmacSha256(std::span<const std::uint8_t> key, std::span<const std::uint8_t> data,
+                        std::span<const std::uint8_t> more = {});
 
 /// MD5 in hexadecimal: an API field's format, never a safeguard.
 std::string Md5Hex(std::string_view text);

@@ -138,11 +138,10 @@ bool ConnectorScheduler::MustWait(const std::string& request, const Active& acti
     if (known == nullptr) continue;
     const bool here = known->arenas == every_arena_;
     resident = resident && here;
-    wanted.push_back(
-        {{block.key, known->scope_tag, static_cast<std::int32_t>(known->tokens.size())},
-         active.pins[i].serial,
-         known->bytes,
-         here});
+    wanted.push_back({{block.key, known->scope_tag, known->tokens.count},
+                      active.pins[i].serial,
+                      known->bytes,
+                      here});
   }
   return !resident && promotions_.MustWait(request, wanted, plan_);
 }
@@ -243,13 +242,13 @@ void ConnectorScheduler::Capture(const std::string& request, Active& active, std
       continue;
     }
     const std::int64_t bytes = options_.token_bytes * (block.end - block.begin);
-    DirectoryBlock entry{
-        block.key, active.transfer.scope_tag, active.transfer.epoch, bytes,
-        TokenIds(active.prompt.begin() + block.begin, active.prompt.begin() + block.end)};
+    TokenIds tokens(active.prompt.begin() + block.begin, active.prompt.begin() + block.end);
+    const DirectoryBlock entry{block.key, active.transfer.scope_tag, active.transfer.epoch, bytes,
+                               TokenDigest::Of(tokens)};
     CaptureItem item{request,         block.key,          0,
-                     entry.scope_tag, entry.epoch,        entry.tokens,
+                     entry.scope_tag, entry.epoch,        std::move(tokens),
                      block.saw,       active.block_table, block.begin};
-    auto place = directory_.Reserve(std::move(entry));
+    auto place = directory_.Reserve(entry);
     if (!place.ok()) {
       const StatusCode code = place.status().code();
       if (code == StatusCode::kAlreadyExists) continue;
@@ -288,8 +287,8 @@ Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
   if (!report.refusal.empty()) refusal_ = report.refusal;
   for (const HeldBlock& held : report.held) {
     const auto tokens = static_cast<std::int64_t>(held.tokens.size());
-    if (!directory_.Restored(
-            {held.key, held.scope_tag, held.epoch, options_.token_bytes * tokens, held.tokens})) {
+    if (!directory_.Restored({held.key, held.scope_tag, held.epoch, options_.token_bytes * tokens,
+                              TokenDigest::Of(held.tokens)})) {
       plan_.drop.push_back(held.key);
     }
   }
@@ -333,6 +332,7 @@ void ConnectorScheduler::TakeArenas(const WorkerReport& report) {
 }
 
 void ConnectorScheduler::Unpin(Active& active) {
+  directory_.Prefetch(active.pins);
   for (Pinned& pin : active.pins) {
     if (pin.serial != 0) directory_.Unpin(pin.key, pin.serial);
     pin.serial = 0;

@@ -78,16 +78,16 @@ Sha256Digest MacOf(std::span<const std::uint8_t> fields, std::span<const TokenId
                    std::span<const std::uint8_t> secret) {
   // Every part is preceded by its length, so that no two requests give the same message.
   ByteWriter message;
-  message.Reserve(64 + fields.size() + prompt.size_bytes());
+  message.Reserve(64 + fields.size());
   message.WriteString("inferscale transfer 2");
   message.WriteU64(fields.size());
   message.WriteBytes(fields);
   message.WriteU64(prompt.size());
   if constexpr (std::endian::native == std::endian::little && sizeof(TokenId) == 4) {
-    message.WriteBytes({reinterpret_cast<const std::uint8_t*>(prompt.data()), prompt.size_bytes()});
-  } else {
-    for (const TokenId id : prompt) message.WriteI32(id);
+    return HmacSha256(secret, message.bytes(),
+                      {reinterpret_cast<const std::uint8_t*>(prompt.data()), prompt.size_bytes()});
   }
+  for (const TokenId id : prompt) message.WriteI32(id);
   return HmacSha256(secret, message.bytes());
 }
 

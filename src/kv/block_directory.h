@@ -8,22 +8,30 @@
 /// new block of an earlier epoch; bytes of all entries are within the budget, pinned ones apart.
 /// Does no I/O. Not thread-safe.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <list>
-#include <memory>
+#include <memory_resource>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
-#include <boost/unordered/unordered_flat_map.hpp>
-
 #include "inferscale/result.h"
 #include "inferscale/types.h"
+#include "kv/by_key.h"
+#include "kv/recency.h"
 
 namespace inferscale {
+
+/// Stands for a block's own ids, to be compared with a prompt's: their count and a hash of them.
+/// Who asks has the gateway's secret, and the key is made of the ids as well; what is to be found
+/// is a mistake. The ids themselves would be three more cache lines a block to fetch.
+struct TokenDigest {
+  std::uint64_t hash = 0;
+  std::int32_t count = 0;
+
+  static TokenDigest Of(std::span<const TokenId> tokens);
+  bool operator==(const TokenDigest&) const = default;
+};
 
 /// What the directory keeps of a block.
 struct DirectoryBlock {
@@ -31,7 +39,7 @@ struct DirectoryBlock {
   std::uint64_t scope_tag = 0;
   std::uint64_t epoch = 0;
   std::int64_t bytes = 0;  ///< of one rank
-  TokenIds tokens;
+  TokenDigest tokens;
   std::uint64_t arenas = 0;  ///< bit r: rank r has said that it is in its device's memory
 };
 
@@ -40,6 +48,7 @@ class BlockDirectory {
   /// \param budget_bytes of one rank. \param ranks at least 1.
   BlockDirectory(std::int64_t budget_bytes, std::int32_t ranks)
       : budget_bytes_(budget_bytes), ranks_(ranks) {}
+  ~BlockDirectory() { Clear(); }
   BlockDirectory(const BlockDirectory&) = delete;
   BlockDirectory& operator=(const BlockDirectory&) = delete;
 
@@ -50,13 +59,13 @@ class BlockDirectory {
   };
   /// kAlreadyExists if it is here or under way, kFailedPrecondition if its scope is fenced,
   /// kResourceExhausted if it does not fit beside what is pinned.
-  Result<Reservation> Reserve(DirectoryBlock block);
+  Result<Reservation> Reserve(const DirectoryBlock& block);
   /// One rank has stored what was reserved; nothing happens if it has been erased since. \return
   /// whether the block is ready now.
   bool Stored(const KvKey& key, std::uint64_t serial);
   /// One rank holds it from before a restart. \return false if it cannot stay (its scope is fenced,
   /// it does not fit, or the ranks' copies differ): the ranks are to drop it.
-  bool Restored(DirectoryBlock block);
+  bool Restored(const DirectoryBlock& block);
   /// Removes what not every rank has stored. \return the keys.
   std::vector<KvKey> DropIncomplete();
   /// A rank could not store it, or has lost it (serial 0: whichever it was): it is gone from the
@@ -66,17 +75,17 @@ class BlockDirectory {
   /// A ready block whose tokens are these; else nullptr. The pointer is valid until the next call
   /// that is not const.
   const DirectoryBlock* Find(const KvKey& key, std::span<const TokenId> tokens) const;
-  /// Brings what Find and Pin touch into the processor's cache; `items` have a `key`. A request's
-  /// blocks lie apart from one another, and have mostly left it since they were last used: fetched
-  /// one after the other they take longer than all the rest of a match.
+  /// To be called before Find and Pin of many blocks; `items` have a `key`.
   template <typename Items>
-  void Prefetch(const Items& items) const;
+  void Prefetch(const Items& items) const {
+    entries_.Prefetch(items, /*lines=*/2);
+  }
   bool Ready(const KvKey& key) const;
   /// A block, ready or not, without using it; nullptr when it is not here.
   const DirectoryBlock* Get(const KvKey& key) const;
   /// A rank says that the block came into its device's memory, or left it.
   void SetInArena(const KvKey& key, std::int32_t rank, bool is_there);
-  bool Contains(const KvKey& key) const { return entries_.contains(key); }
+  bool Contains(const KvKey& key) const { return entries_.Contains(key); }
 
   /// Adds a pin to a ready block, which becomes the most recently used with the last of them.
   /// \return the serial to give back; 0 when it is not ready.
@@ -100,23 +109,26 @@ class BlockDirectory {
   std::int64_t evictions() const { return evictions_; }
 
  private:
-  struct Entry {
+  // What a match needs of it is in its first two lines of the processor's cache.
+  struct alignas(64) Entry {
+    const KvKey& key() const { return block.key; }
+
     DirectoryBlock block;
+    KeyHook by_key;  ///< in entries_
     std::uint64_t serial = 0;
     std::int32_t stored_ranks = 0;
-    std::int64_t pins = 0;
-    std::list<KvKey>::iterator place;  ///< in recency_
+    std::int32_t pins = 0;
+    RecencyHook recent;  ///< in recency_
   };
-  // Flat: a look-up touches two cache lines before the entry, std::unordered_map's up to four.
-  using Entries = boost::unordered_flat_map<KvKey, std::unique_ptr<Entry>, std::hash<KvKey>>;
 
-  Result<Reservation> Place(DirectoryBlock block);
-  void Remove(Entries::iterator place);
+  Result<Reservation> Place(const DirectoryBlock& block);
+  void Remove(Entry& entry);
 
   const std::int64_t budget_bytes_;
   const std::int32_t ranks_;
-  Entries entries_;
-  std::list<KvKey> recency_;  ///< most recently used first; pinned ones anywhere
+  std::pmr::unsynchronized_pool_resource pool_;  ///< of the entries: next to each other
+  ByKey<Entry, &Entry::by_key> entries_;
+  Recency<Entry, &Entry::recent> recency_;
   std::unordered_map<std::uint64_t, std::uint64_t> fences_;  ///< scope -> epoch for new blocks
   std::unordered_map<std::uint64_t, std::uint64_t> erased_;  ///< the same for any
   std::uint64_t last_serial_ = 0;
@@ -124,24 +136,6 @@ class BlockDirectory {
   std::int64_t pins_ = 0;
   std::int64_t evictions_ = 0;
 };
-
-template <typename Items>
-void BlockDirectory::Prefetch(const Items& items) const {
-  // Look-ups that do not depend on each other overlap; so do the entries behind them.
-  for (const auto& item : items) {
-    const auto entry = entries_.find(item.key);
-    if (entry != entries_.end()) __builtin_prefetch(entry->second.get(), /*write=*/1);
-  }
-  for (const auto& item : items) {
-    const auto entry = entries_.find(item.key);
-    if (entry == entries_.end()) continue;
-    const TokenIds& tokens = entry->second->block.tokens;
-    constexpr std::size_t kLine = 64 / sizeof(TokenId);
-    for (std::size_t i = 0; i < std::min(tokens.size(), 4 * kLine); i += kLine) {
-      __builtin_prefetch(tokens.data() + i);  // a longer one is streamed
-    }
-  }
-}
 
 }  // namespace inferscale
 

@@ -18,6 +18,12 @@ std::int64_t RoundUp(std::int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+/// Of a block's place.
+template <typename Block>
+std::int64_t SizeOf(const Block& block) {
+  return RoundUp(block.info.bytes);
+}
+
 }  // namespace
 
 DeviceTier::Pin& DeviceTier::Pin::operator=(Pin&& other) noexcept {
@@ -64,6 +70,8 @@ DeviceTier::~DeviceTier() {
     if (event != 0) static_cast<void>(device_.Wait(event));
   }
   staging_ = nullptr;
+  Clear();
+  while (!blocks_.empty()) Free(blocks_.begin()->second);
   if (memory_ != nullptr) device_.Free(memory_);
 }
 
@@ -95,10 +103,11 @@ void DeviceTier::RemoveGap(std::map<std::int64_t, std::int64_t>::iterator gap) {
 }
 
 void DeviceTier::Free(Block* block) {
-  const std::int64_t offset = block->offset, size = block->size;
-  counters_.payload_bytes -= block->info.bytes;
+  const std::int64_t offset = block->offset, bytes = block->info.bytes;
+  counters_.payload_bytes -= bytes;
   blocks_.erase(offset);
-  AddGap(offset, size);
+  std::pmr::polymorphic_allocator<>(&pool_).delete_object(block);
+  AddGap(offset, RoundUp(bytes));
 }
 
 DeviceTier::Pin DeviceTier::Acquire(const KvKey& key) {
@@ -108,11 +117,10 @@ DeviceTier::Pin DeviceTier::Acquire(const KvKey& key) {
 }
 
 DeviceTier::Pin DeviceTier::Hold(const KvKey& key) {
-  const auto found = directory_.find(key);
-  if (found == directory_.end()) return {};
-  Block* const block = found->second;
-  ++block->pins;
-  return {this, block};
+  Block* const found = directory_.Find(key);
+  if (found == nullptr) return {};
+  ++found->pins;
+  return {this, found};
 }
 
 void DeviceTier::Unpin(Block* block) {
@@ -120,24 +128,24 @@ void DeviceTier::Unpin(Block* block) {
   if (block->hidden) {
     Free(block);
   } else {
-    recency_.splice(recency_.begin(), recency_, block->place);
+    recency_.Use(*block);
   }
 }
 
 bool DeviceTier::EvictOne() {
-  for (auto looked_at = recency_.size(); looked_at > 0; --looked_at) {
-    Block* const block = recency_.back();
-    if (block->pins > 0) {
-      recency_.splice(recency_.begin(), recency_, block->place);  // not in the next one's way
-      continue;
-    }
-    if (!block->backed) lost_.push_back(block->info.key);
-    evicted_.push_back(block->info.key);
-    ++counters_.evictions;
-    Erase(block->info.key);
-    return true;
-  }
-  return false;
+  const Block* oldest = nullptr;
+  recency_.FromOldest([](const Block& block) { return block.pins > 0; },
+                      [&](const Block& block) {
+                        oldest = &block;
+                        return false;
+                      });
+  if (oldest == nullptr) return false;
+  const KvKey key = oldest->key();
+  if (!oldest->backed) lost_.push_back(key);
+  evicted_.push_back(key);
+  ++counters_.evictions;
+  Erase(key);
+  return true;
 }
 
 Result<DeviceTier::Pin> DeviceTier::Reserve(const DeviceBlockInfo& info) {
@@ -162,8 +170,8 @@ void DeviceTier::Publish(const Pin& pin) {
 
 void DeviceTier::Show(Block* block) {
   block->hidden = false;
-  block->place = recency_.insert(recency_.begin(), block);
-  directory_[block->info.key] = block;
+  recency_.Insert(*block);
+  directory_.Insert(*block);
 }
 
 Result<DeviceTier::Block*> DeviceTier::Place(const DeviceBlockInfo& info) {
@@ -194,25 +202,25 @@ Result<DeviceTier::Block*> DeviceTier::Place(const DeviceBlockInfo& info) {
   const std::int64_t offset = fit->second, gap = fit->first;
   RemoveGap(gaps_.find(offset));
   if (gap > size) AddGap(offset + size, gap - size);
-  auto block = std::make_unique<Block>();
+  Block* const block = std::pmr::polymorphic_allocator<>(&pool_).new_object<Block>();
   block->info = info;
   block->offset = offset;
-  block->size = size;
   block->pins = 1;
   block->hidden = true;
   counters_.payload_bytes += info.bytes;
-  return blocks_.emplace(offset, std::move(block)).first->second.get();
+  blocks_.emplace(offset, block);
+  return block;
 }
 
 Result<bool> DeviceTier::Compact(std::int64_t size) {
   std::vector<Block*> order;
   order.reserve(blocks_.size());
-  for (const auto& [offset, block] : blocks_) order.push_back(block.get());
+  for (const auto& [offset, block] : blocks_) order.push_back(block);
   const auto begin_of = [&](std::size_t i) {
     return i < order.size() ? order[i]->offset : budget_bytes_;
   };
   const auto end_before = [&](std::size_t i) {
-    return i == 0 ? 0 : order[i - 1]->offset + order[i - 1]->size;
+    return i == 0 ? 0 : order[i - 1]->offset + SizeOf(*order[i - 1]);
   };
   // The run [first, last) of blocks that can be moved, whose gaps suffice, with the least to move.
   std::size_t best_first = 0, best_last = 0, first = 0;
@@ -224,11 +232,11 @@ Result<bool> DeviceTier::Compact(std::int64_t size) {
         bytes = 0;
         continue;
       }
-      bytes += order[last - 1]->size;
+      bytes += SizeOf(*order[last - 1]);
     }
     while (first < last &&
-           begin_of(last) - end_before(first + 1) - (bytes - order[first]->size) >= size) {
-      bytes -= order[first]->size;
+           begin_of(last) - end_before(first + 1) - (bytes - SizeOf(*order[first])) >= size) {
+      bytes -= SizeOf(*order[first]);
       ++first;
     }
     if (begin_of(last) - end_before(first) - bytes >= size &&
@@ -248,22 +256,22 @@ Result<bool> DeviceTier::Compact(std::int64_t size) {
   for (std::size_t i = best_first; i < best_last; ++i) {
     Block* const block = order[i];
     if (block->offset != to) {
-      if (status.ok()) status = Move(block->offset, to, block->size);
+      if (status.ok()) status = Move(block->offset, to, SizeOf(*block));
       auto node = blocks_.extract(block->offset);
       node.key() = to;
       block->offset = to;
       blocks_.insert(std::move(node));
     }
-    to += block->size;
+    to += SizeOf(*block);
   }
   AddGap(to, end - to);
   if (status.ok()) status = EndCopies();
   if (!status.ok()) {
     // Nobody knows what the moved blocks hold now.
-    for (const auto& [key, block] : directory_) {
-      lost_.push_back(key);
-      evicted_.push_back(key);
-    }
+    recency_.ForEach([&](const Block& block) {
+      lost_.push_back(block.key());
+      evicted_.push_back(block.key());
+    });
     Clear();
     return status;
   }
@@ -350,25 +358,26 @@ Status DeviceTier::Fill(const Block& block, std::span<const std::uint8_t> payloa
 }
 
 void DeviceTier::Erase(const KvKey& key) {
-  const auto found = directory_.find(key);
-  if (found == directory_.end()) return;
-  Block* const block = found->second;
-  directory_.erase(found);
-  recency_.erase(block->place);
+  Block* const block = directory_.Find(key);
+  if (block == nullptr) return;
+  directory_.Erase(*block);
+  recency_.Erase(*block);
   block->hidden = true;
   if (block->pins == 0) Free(block);
 }
 
 void DeviceTier::EraseScope(std::uint64_t scope_tag) {
   std::vector<KvKey> keys;
-  for (const Block* block : recency_) {
-    if (block->info.scope_tag == scope_tag) keys.push_back(block->info.key);
-  }
+  recency_.ForEach([&](const Block& block) {
+    if (block.info.scope_tag == scope_tag) keys.push_back(block.key());
+  });
   for (const KvKey& key : keys) Erase(key);
 }
 
 void DeviceTier::Clear() {
-  while (!recency_.empty()) Erase(KvKey(recency_.front()->info.key));
+  std::vector<KvKey> keys;
+  recency_.ForEach([&](const Block& block) { keys.push_back(block.key()); });
+  for (const KvKey& key : keys) Erase(key);
 }
 
 DeviceTierStats DeviceTier::Stats() const {

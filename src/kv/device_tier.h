@@ -12,20 +12,20 @@
 /// thread that launches the kernels calls it. It must outlive its pins, and its Device outlives it.
 
 #include <cstdint>
-#include <list>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <set>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include <boost/unordered/unordered_flat_map.hpp>
-
 #include "inferscale/result.h"
 #include "inferscale/types.h"
 #include "kernels/device.h"
+#include "kv/by_key.h"
 #include "kv/pinned_ring.h"
+#include "kv/recency.h"
 
 namespace inferscale {
 
@@ -86,14 +86,14 @@ class DeviceTier {
   Pin Acquire(const KvKey& key);
   /// The same, counted as neither hit nor miss.
   Pin Hold(const KvKey& key);
-  bool Contains(const KvKey& key) const { return directory_.contains(key); }
+  bool Contains(const KvKey& key) const { return directory_.Contains(key); }
   /// Whether a block of so many bytes fits if nothing else is here.
   bool CanHold(std::int64_t bytes) const { return bytes <= budget_bytes_; }
-  /// Brings what Acquire touches into the processor's cache. A request's blocks lie apart from one
-  /// another, and have mostly left it since they were last used: fetched one after the other they
-  /// take longer than the launch.
-  template <typename Pieces>
-  void Prefetch(const Pieces& pieces);
+  /// To be called before Acquire of many blocks; `items` have a `key`.
+  template <typename Items>
+  void Prefetch(const Items& items) const {
+    directory_.Prefetch(items, /*lines=*/2);
+  }
 
   /// A place for a block that a kernel is about to write, instead of any block of this key.
   /// kResourceExhausted when it does not fit beside what is pinned.
@@ -127,15 +127,18 @@ class DeviceTier {
   DeviceTierStats Stats() const;
 
  private:
-  struct Block {
+  // What a launch, and its end, need of it is in its first two lines of the processor's cache.
+  struct alignas(64) Block {
+    const KvKey& key() const { return info.key; }
+
     DeviceBlockInfo info;
-    std::int64_t offset = 0, size = 0;  ///< size: bytes rounded up
+    std::int64_t offset = 0;
+    KeyHook by_key;  ///< in directory_, unless hidden
     std::int32_t pins = 0;
     bool backed = false;
-    bool hidden = false;                ///< not in the directory; freed with its last pin
-    std::list<Block*>::iterator place;  ///< in recency_, unless hidden
+    bool hidden = false;  ///< is not found; freed with its last pin
+    RecencyHook recent;   ///< in recency_, unless hidden
   };
-  using Blocks = std::map<std::int64_t, std::unique_ptr<Block>>;  ///< by offset
 
   DeviceTier(kernels::Device& device, std::int64_t budget_bytes)
       : device_(device), budget_bytes_(budget_bytes) {}
@@ -160,10 +163,11 @@ class DeviceTier {
   std::int64_t bounce_bytes_ = 0;
   std::unique_ptr<PinnedRing> staging_;  ///< null: nothing is promoted
 
-  Blocks blocks_;
-  boost::unordered_flat_map<KvKey, Block*, std::hash<KvKey>> directory_;
-  std::list<Block*> recency_;                  ///< most recently used first; pinned ones anywhere
-  std::map<std::int64_t, std::int64_t> gaps_;  ///< offset -> size
+  std::pmr::unsynchronized_pool_resource pool_;  ///< of the blocks: next to each other
+  std::map<std::int64_t, Block*> blocks_;        ///< by offset
+  ByKey<Block, &Block::by_key> directory_;
+  Recency<Block, &Block::recent> recency_;
+  std::map<std::int64_t, std::int64_t> gaps_;              ///< offset -> size
   std::set<std::pair<std::int64_t, std::int64_t>> sizes_;  ///< (size, offset) of the gaps
   std::int64_t free_bytes_ = 0;
   std::vector<KvKey> lost_, evicted_;
@@ -174,14 +178,6 @@ class DeviceTier {
   std::uint64_t user_waits_for_ = 0;
   DeviceTierStats counters_;
 };
-
-template <typename Pieces>
-void DeviceTier::Prefetch(const Pieces& pieces) {
-  for (const auto& piece : pieces) {
-    const auto found = directory_.find(piece.key);
-    if (found != directory_.end()) __builtin_prefetch(found->second, /*write=*/1);
-  }
-}
 
 }  // namespace inferscale
 

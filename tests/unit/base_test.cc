@@ -117,6 +117,8 @@ TEST(Hash, EqualsPublishedVectors) {
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(HexEncode(HmacSha256(AsBytes("Jefe"), AsBytes("what do ya want for nothing?"))),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(HmacSha256(AsBytes("Jefe"), AsBytes("what do ya "), AsBytes("want for nothing?")),
+            HmacSha256(AsBytes("Jefe"), AsBytes("what do ya want for nothing?")));
   EXPECT_EQ(HexEncode(HmacSha256({}, {})),
             "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad");
   EXPECT_EQ(Md5Hex("abc"), "900150983cd24fb0d6963f7d28e17f72");

@@ -16,7 +16,8 @@ KvKey KeyOf(std::uint8_t number) {
 }
 
 DirectoryBlock BlockOf(std::uint8_t number, std::uint64_t scope = 1, std::uint64_t epoch = 1) {
-  return {KeyOf(number), scope, epoch, 100, {number, number + 1}};
+  return {KeyOf(number), scope, epoch, 100,
+          TokenDigest::Of(std::vector<TokenId>{number, number + 1})};
 }
 
 std::uint64_t StoreOn(BlockDirectory& directory, std::uint8_t number, int ranks) {
