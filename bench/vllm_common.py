@@ -79,6 +79,8 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--host-device", action="store_true",
                         help="on a CPU, through the path of a device: tries a benchmark out")
+    parser.add_argument("--paper", type=pathlib.Path, metavar="FOLDER",
+                        help="a checkout of the paper's repository, for vllm_paper")
     parser.add_argument("--budget-seconds", type=float, default=540, help="of the whole run")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bench/results"))
     options = parser.parse_args()
@@ -93,11 +95,11 @@ def left(options) -> float:
     return options.budget_seconds - (time.monotonic() - options.started)
 
 
-def main(claim: str) -> None:
+def main(claim: str, engine_class: type | None = None) -> None:
     """Runs this benchmark, and others named on the command line, on one engine."""
     options = parse([claim])
     options.out.mkdir(parents=True, exist_ok=True)
-    engine = Engine(options)
+    engine = (engine_class or Engine)(options)
     print(f"engine ready after {time.monotonic() - options.started:.0f} s", flush=True)
     failed = False
     for name in options.claims:
@@ -110,8 +112,7 @@ def main(claim: str) -> None:
         except Exception:
             failed = True
             traceback.print_exc()
-    print("device:", engine.worker.native.device_counters() if engine.worker.native else "-")
-    print("connector:", engine.scheduler.native.counters(), flush=True)
+    engine.report()
     sys.stdout.flush()
     os._exit(1 if failed else 0)  # vLLM's own shutdown takes long
 
@@ -171,64 +172,33 @@ def summary(seconds: list[float]) -> dict[str, float]:
     return {"ttft_ms": round(1e3 * statistics.median(ordered), 3), "p10": at(0.1), "p90": at(0.9)}
 
 
-class Engine:
-    """vLLM in this process, with the connector and its two sides at hand."""
+class Vllm:
+    """vLLM in this process with a connector, and requests that any connector lets pass."""
 
-    def __init__(self, options) -> None:
+    def __init__(self, options, folder: pathlib.Path, kv_transfer_config: dict) -> None:
+        """\\param folder: where the model's configuration is written."""
         from vllm import LLM
 
-        from inferscale.vllm import InferScaleConnector
-        from inferscale.vllm.worker import WorkerSide
-
-        if options.host_device:
-            WorkerSide.devices = ("cpu",)
         self.options = options
         self.random = random.Random(20261130)
         self.vocabulary = SHAPES[options.shape]["vocab_size"]
-        self.secret = secrets.token_bytes(32).hex().encode()
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="inferscale-bench-"))
-        secret_file = self.folder / "secret"
-        secret_file.touch(0o600)
-        secret_file.write_bytes(self.secret)
         config = dict(SHAPES[options.shape], rms_norm_eps=1e-5, hidden_act="silu", bos_token_id=1,
                       eos_token_id=2, tie_word_embeddings=False, torch_dtype=options.dtype)
-        (self.folder / "config.json").write_text(json.dumps(config))
-        self.made = made = []
-        original = InferScaleConnector.__init__
-
-        @functools.wraps(original)
-        def remember(connector, *arguments, **keywords):
-            original(connector, *arguments, **keywords)
-            made.append(connector)
-
-        InferScaleConnector.__init__ = remember
+        (folder / "config.json").write_text(json.dumps(config))
         self.llm = LLM(
-            model=str(self.folder), load_format="dummy", skip_tokenizer_init=True,
+            model=str(folder), load_format="dummy", skip_tokenizer_init=True,
             dtype=options.dtype, max_model_len=options.max_model_len, max_num_seqs=256,
             gpu_memory_utilization=options.gpu_memory_utilization, enforce_eager=options.eager,
             enable_prefix_caching=True, disable_log_stats=True,
             **({"async_scheduling": False} if options.no_async_scheduling else {}),
-            kv_transfer_config={
-                "kv_connector": "InferScaleConnector",
-                "kv_connector_module_path": "inferscale.vllm",
-                "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {
-                    "secret_file": str(secret_file), "codec": options.codec,
-                    "gpu_bytes": options.gpu_bytes, "pinned_bytes": options.pinned_bytes,
-                    "host_bytes": options.host_bytes}})
-        InferScaleConnector.__init__ = original
-        self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
-        self.worker = next(c.worker for c in made if c.worker is not None)
-        self.connectors = made
-        self.hooks = HookTime(made)
+            kv_transfer_config=kv_transfer_config)
         self.numbers = 0
         # As vLLM's own engine process does: a collection of all that was loaded takes milliseconds.
         gc.collect()
         gc.freeze()
-        self.say("probe", self.request([5] * 1025, "probe"))
-        if not self.scheduler.native.rotation_known:
-            raise RuntimeError(f"no injection: {self.scheduler.native.counters()}, "
-                               f"{self.worker.refusal}")
+
+    def report(self) -> None:
+        """Prints what the connector counted."""
 
     # Tokens.
 
@@ -252,54 +222,13 @@ class Engine:
 
     # Requests.
 
-    def request(self, prompt, operation=None, blocks=(), *, salt=None, tokens=1):
-        """A prompt and its sampling, signed, as a gateway has it ready."""
+    def request(self, prompt, *, salt=None, tokens=1):
+        """A prompt and its sampling."""
         from vllm import SamplingParams
 
-        from inferscale import _native
-
-        salt = salt or self.salt()
         sampling = SamplingParams(temperature=0, max_tokens=tokens, detokenize=False,
                                   ignore_eos=True)
-        if operation is not None:
-            signed = _native.sign_transfer(
-                operation, salt=salt, scope_tag=SCOPE, epoch=1,
-                expires_ms=int((time.time() + 3600) * 1000), blocks=list(blocks), prompt=prompt,
-                secret=self.secret)
-            sampling.extra_args = {"kv_transfer_params": {"inferscale": signed}}
-        return {"prompt_token_ids": prompt, "cache_salt": salt}, sampling
-
-    @staticmethod
-    def place(parts: list[list[int]]):
-        """(prompt, blocks) of parts one after the other; each part's key is made of its tokens."""
-        prompt, blocks = [], []
-        for part in parts:
-            key = hashlib.sha256(repr(part).encode()).digest()[:16]
-            blocks.append((key, len(prompt), len(prompt) + len(part)))
-            prompt += part
-        return prompt, blocks
-
-    def capture(self, parts: list[list[int]]) -> None:
-        """Stores the KV of all parts; as they are placed, so one behind the other."""
-        batch, size = [], 0
-        most = self.options.max_model_len - 2
-        for part in [*parts, None]:
-            if batch and (part is None or size + len(part) > most):
-                prompt, blocks = self.place(batch)
-                said = self.say("capture", self.request([*prompt, 7], "capture", blocks))
-                if said["captured_blocks"] != len(blocks):
-                    raise RuntimeError(f"{said} of {len(blocks)} blocks")
-                batch, size = [], 0
-            if part is not None:
-                batch.append(part)
-                size += len(part)
-
-    def say(self, what: str, request) -> dict:
-        output = self.llm.generate(*request, use_tqdm=False)[0]
-        said = (output.kv_transfer_params or {}).get("inferscale", {})
-        if said.get("fallback"):
-            print(f"{what}: {said}", flush=True)
-        return said
+        return {"prompt_token_ids": prompt, "cache_salt": salt or self.salt()}, sampling
 
     def first_token(self, request) -> tuple[float, object]:
         """Seconds from the request's arrival to its first token, and its output."""
@@ -322,7 +251,6 @@ class Engine:
                     first.setdefault(output.request_id, time.perf_counter())
         took = time.perf_counter() - began
         return took, [first[name] - arrival[name] for name in arrival if name in first]
-
 
     def closed_loop(self, requests, in_flight: int, beside=None, beside_in_flight: int = 0):
         """`in_flight` requests at a time until all have been answered, and `beside_in_flight` of
@@ -362,6 +290,96 @@ class Engine:
         while engine.has_unfinished_requests():
             engine.step()
         return took, [seconds for name, seconds in first.items() if name not in others], answered
+
+
+class Engine(Vllm):
+    """vLLM with our connector, and its two sides at hand."""
+
+    def __init__(self, options) -> None:
+        from inferscale.vllm import InferScaleConnector
+        from inferscale.vllm.worker import WorkerSide
+
+        if options.host_device:
+            WorkerSide.devices = ("cpu",)
+        self.secret = secrets.token_bytes(32).hex().encode()
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="inferscale-bench-"))
+        secret_file = folder / "secret"
+        secret_file.touch(0o600)
+        secret_file.write_bytes(self.secret)
+        self.connectors = made = []
+        original = InferScaleConnector.__init__
+
+        @functools.wraps(original)
+        def remember(connector, *arguments, **keywords):
+            original(connector, *arguments, **keywords)
+            made.append(connector)
+
+        InferScaleConnector.__init__ = remember
+        super().__init__(options, folder, {
+            "kv_connector": "InferScaleConnector",
+            "kv_connector_module_path": "inferscale.vllm",
+            "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "secret_file": str(secret_file), "codec": options.codec,
+                "gpu_bytes": options.gpu_bytes, "pinned_bytes": options.pinned_bytes,
+                "host_bytes": options.host_bytes}})
+        InferScaleConnector.__init__ = original
+        self.scheduler = next(c.scheduler for c in made if c.scheduler is not None)
+        self.worker = next(c.worker for c in made if c.worker is not None)
+        self.hooks = HookTime(made)
+        self.say("probe", self.request([5] * 1025, "probe"))
+        if not self.scheduler.native.rotation_known:
+            raise RuntimeError(f"no injection: {self.scheduler.native.counters()}, "
+                               f"{self.worker.refusal}")
+
+    def report(self) -> None:
+        print("device:", self.worker.native.device_counters() if self.worker.native else "-")
+        print("connector:", self.scheduler.native.counters(), flush=True)
+
+    def request(self, prompt, operation=None, blocks=(), *, salt=None, tokens=1):
+        """A prompt and its sampling, signed, as a gateway has it ready."""
+        from inferscale import _native
+
+        ready = super().request(prompt, salt=salt, tokens=tokens)
+        if operation is not None:
+            signed = _native.sign_transfer(
+                operation, salt=ready[0]["cache_salt"], scope_tag=SCOPE, epoch=1,
+                expires_ms=int((time.time() + 3600) * 1000), blocks=list(blocks), prompt=prompt,
+                secret=self.secret)
+            ready[1].extra_args = {"kv_transfer_params": {"inferscale": signed}}
+        return ready
+
+    @staticmethod
+    def place(parts: list[list[int]]):
+        """(prompt, blocks) of parts one after the other; each part's key is made of its tokens."""
+        prompt, blocks = [], []
+        for part in parts:
+            key = hashlib.sha256(repr(part).encode()).digest()[:16]
+            blocks.append((key, len(prompt), len(prompt) + len(part)))
+            prompt += part
+        return prompt, blocks
+
+    def capture(self, parts: list[list[int]]) -> None:
+        """Stores the KV of all parts; as they are placed, so one behind the other."""
+        batch, size = [], 0
+        most = self.options.max_model_len - 2
+        for part in [*parts, None]:
+            if batch and (part is None or size + len(part) > most):
+                prompt, blocks = self.place(batch)
+                said = self.say("capture", self.request([*prompt, 7], "capture", blocks))
+                if said["captured_blocks"] != len(blocks):
+                    raise RuntimeError(f"{said} of {len(blocks)} blocks")
+                batch, size = [], 0
+            if part is not None:
+                batch.append(part)
+                size += len(part)
+
+    def say(self, what: str, request) -> dict:
+        output = self.llm.generate(*request, use_tqdm=False)[0]
+        said = (output.kv_transfer_params or {}).get("inferscale", {})
+        if said.get("fallback"):
+            print(f"{what}: {said}", flush=True)
+        return said
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
