@@ -229,10 +229,10 @@ class Bench {
     if (scheduler_->Follows("r")) {
       scheduler_->Scheduled("r", static_cast<std::int32_t>(requested_.size()), table_, true);
     }
-    std::vector<std::uint8_t> plan;
+    StepPlan plan;
     Timed("plan", [&] { plan = scheduler_->TakePlan(); });
     Flush();
-    Timed("begin", [&] { Need(worker_->Begin(plan)); });
+    Timed("begin", [&] { Need(worker_->Begin(std::move(plan))); });
     Timed("load", [&] { Need(worker_->LoadOnDevice(kStream)); });
     if (capture) Need(worker_->CaptureOnDevice(kStream));
     Timed("report", [&] { Report(); });

@@ -266,6 +266,13 @@ NB_MODULE(_native, module) {
       "sha256_file", [](const std::string& path) { return ToPython(Check(Sha256File(path))); },
       nb::call_guard<nb::gil_scoped_acquire>());
 
+  // Written as bytes only where a rank is another process.
+  nb::class_<StepPlan>(module, "StepPlan")
+      .def("__getstate__", [](const StepPlan& plan) { return ToPython(SerializeStepPlan(plan)); })
+      .def("__setstate__", [](StepPlan& plan, const nb::bytes& state) {
+        new (&plan) StepPlan(Check(ParseStepPlan(Bytes(state))));
+      });
+
   nb::class_<ConnectorScheduler>(module, "Scheduler")
       .def(nb::new_(&MakeScheduler), nb::kw_only(), nb::arg("secret"), nb::arg("budget_bytes"),
            nb::arg("token_bytes"), nb::arg("ranks"), nb::arg("window") = 0,
@@ -285,7 +292,11 @@ NB_MODULE(_native, module) {
               const std::vector<std::int32_t>& blocks, bool replace,
               std::int32_t begin) { self.Scheduled(request, computed, blocks, replace, begin); })
       .def("discard_plan", &ConnectorScheduler::DiscardPlan)
-      .def("take_plan", [](ConnectorScheduler& self) { return ToPython(self.TakePlan()); })
+      .def("take_plan",
+           [](ConnectorScheduler& self) {
+             StepPlan plan = self.TakePlan();
+             return plan.empty() ? std::nullopt : std::optional<StepPlan>(std::move(plan));
+           })
       .def("take_report", [](ConnectorScheduler& self,
                              const nb::bytes& report) { Check(self.TakeReport(Bytes(report))); })
       .def("start_complete", &ConnectorScheduler::StartComplete)
@@ -315,8 +326,8 @@ NB_MODULE(_native, module) {
            nb::arg("host_budget_bytes"), nb::arg("file_budget_bytes"), nb::arg("block_slots"),
            nb::arg("engine_blocks"), nb::arg("max_position"), nb::arg("rank"))
       .def("begin",
-           [](ConnectorWorker& self, const nb::bytes& plan) {
-             Check(self.Begin(Bytes(plan)));
+           [](ConnectorWorker& self, const StepPlan& plan) {
+             Check(self.Begin(plan));
              return self.HasWorkAfterPass();
            })
       .def("load_slots", &ConnectorWorker::LoadSlots)

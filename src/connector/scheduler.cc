@@ -265,14 +265,12 @@ void ConnectorScheduler::Capture(const std::string& request, Active& active, std
   }
 }
 
-std::vector<std::uint8_t> ConnectorScheduler::TakePlan() {
+StepPlan ConnectorScheduler::TakePlan() {
   promotions_.StepPlanned();
   if (plan_.empty()) return {};
-  std::vector<std::uint8_t> bytes = SerializeStepPlan(plan_);
   StepPlan next;
   next.sequence = plan_.sequence + 1;
-  plan_ = std::move(next);
-  return bytes;
+  return std::exchange(plan_, std::move(next));
 }
 
 Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {

@@ -85,8 +85,8 @@ class ConnectorScheduler {
   /// not captured.
   void Scheduled(const std::string& request, std::int32_t computed,
                  std::span<const std::int32_t> new_blocks, bool replace, std::int32_t begin = 0);
-  /// The step's plan as bytes; empty when there is nothing to do.
-  std::vector<std::uint8_t> TakePlan();
+  /// The step's plan; empty when there is nothing to do.
+  StepPlan TakePlan();
   /// What the ranks did. A malformed report is an error and changes nothing.
   Status TakeReport(std::span<const std::uint8_t> report);
   /// Every rank has given its first report: what one of them lacks is missing for all. Call it

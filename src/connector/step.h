@@ -113,6 +113,7 @@ struct WorkerReport {
   std::string refusal;  ///< why this rank cannot inject; empty: it can, or does not know yet
 };
 
+// As bytes, between a scheduler's process and its ranks'.
 std::vector<std::uint8_t> SerializeStepPlan(const StepPlan& plan);
 /// kDataLoss for anything that SerializeStepPlan has not written.
 Result<StepPlan> ParseStepPlan(std::span<const std::uint8_t> bytes);

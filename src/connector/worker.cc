@@ -90,13 +90,12 @@ Status ConnectorWorker::ListHeld() {
   return OkStatus();
 }
 
-Status ConnectorWorker::Begin(std::span<const std::uint8_t> plan) {
+Status ConnectorWorker::Begin(StepPlan plan) {
   placed_.clear();
   probe_positions_.clear();
   // Of a step that did not end: the directory would wait for them, and evict them never.
   for (const CaptureItem& item : plan_.captures) report_.lost.push_back({item.key, item.serial});
-  plan_ = {};
-  INFERSCALE_ASSIGN_OR_RETURN(plan_, ParseStepPlan(plan));
+  plan_ = std::move(plan);
   news_ = true;
   owed_.clear = owed_.clear || plan_.clear;
   owed_.drop.insert(owed_.drop.end(), plan_.drop.begin(), plan_.drop.end());

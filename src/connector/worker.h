@@ -65,10 +65,10 @@ class ConnectorWorker {
   /// long contexts (see MeasuredPositions).
   Status ExpectRotation(RopeSpec spec);
 
-  /// Takes a plan: erasures and evictions are carried out at once. \return kDataLoss for a bad one.
-  /// Erasures that fail are tried again with each plan; until they succeed none is acknowledged,
-  /// and captures are reported as lost.
-  Status Begin(std::span<const std::uint8_t> plan);
+  /// Takes a plan: erasures and evictions are carried out at once. Erasures that fail are tried
+  /// again with each plan; until they succeed none is acknowledged, and captures are reported as
+  /// lost.
+  Status Begin(StepPlan plan);
   /// Whether the plan leaves something to do after the pass: captures or a probe.
   bool HasWorkAfterPass() const { return !plan_.captures.empty() || !plan_.probes.empty(); }
 

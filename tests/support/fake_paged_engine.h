@@ -99,7 +99,7 @@ class FakePagedEngine {
 
   /// One step of a worker's hooks. \param compute the pass.
   template <typename Compute>
-  void Step(ConnectorWorker& worker, std::span<const std::uint8_t> plan, Compute compute) {
+  void Step(ConnectorWorker& worker, const StepPlan& plan, Compute compute) {
     if (!plan.empty()) {
       ASSERT_TRUE(worker.Begin(plan).ok());
       const auto slots = worker.LoadSlots();

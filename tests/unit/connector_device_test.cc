@@ -104,7 +104,7 @@ TEST_F(ConnectorDeviceTest, ABlockGoneBetweenLookupAndLoadFailsItsRange) {
     StepPlan plan;
     plan.sequence = 1000;
     plan.drop = {TestKey(2)};
-    EXPECT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+    EXPECT_TRUE(worker_->Begin(plan).ok());
   };
   const auto failed = Run({{kInject, Prompt().Fact(1, 20).Fact(2, 20).Fact(3, 20).Text(5, 9)}});
   EXPECT_EQ(done_[0].external, 60);
@@ -262,7 +262,7 @@ TEST_F(ConnectorDeviceTest, WhatIsGivenUpForAStepsOwnBlocksIsReported) {
     Run({{kCapture, Prompt().Fact(fact, 25)}});
     keep.promote.push_back({TestKey(fact), 7, 25});
   }
-  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(keep)).ok());
+  ASSERT_TRUE(worker_->Begin(keep).ok());
   auto report = ParseWorkerReport(worker_->TakeReport());
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report->resident.size(), 3U);
@@ -272,7 +272,7 @@ TEST_F(ConnectorDeviceTest, WhatIsGivenUpForAStepsOwnBlocksIsReported) {
   std::vector<std::int32_t> table(60 / kBlockSlots + 1);
   std::iota(table.begin(), table.end(), 1);
   store.captures.push_back({"r", TestKey(9), 5, 7, 1, Numbers(60, 1), {}, table, 0});
-  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(store)).ok());
+  ASSERT_TRUE(worker_->Begin(store).ok());
   ASSERT_TRUE(worker_->CaptureOnDevice(kStream).ok());
   report = ParseWorkerReport(worker_->TakeReport());
   ASSERT_TRUE(report.ok());
@@ -287,7 +287,7 @@ TEST_F(ConnectorDeviceTest, AFactThatIsLostWhileItIsPromotedIsComputed) {
   StepPlan plan;
   plan.sequence = 1000;
   plan.drop = {TestKey(1)};  // behind the scheduler's back
-  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+  ASSERT_TRUE(worker_->Begin(plan).ok());
   EXPECT_TRUE(Run({{kInject, Prompt().Fact(0, 20).Fact(1, 20).Text(3, 9)}}).empty());
   EXPECT_EQ(done_[0].outcome.injected_tokens, 20);
   EXPECT_FALSE(scheduler_->Ready(TestKey(1)));
@@ -341,7 +341,7 @@ TEST_F(ConnectorDeviceTest, ErasedOrClearedWhileItIsPromotedItDoesNotComeBack) {
     StepPlan plan;
     plan.sequence = 1000;
     plan.loads = {{"r", {1, 2}, {{TestKey(10 * seed), 0, 20, 0}}}};
-    ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+    ASSERT_TRUE(worker_->Begin(plan).ok());
     EXPECT_TRUE(worker_->LoadOnDevice(kStream).ok());
     EXPECT_EQ(worker_->TakeFailedBlocks().size(), 2U);
   }
@@ -368,7 +368,7 @@ TEST_F(ConnectorDeviceTest, ALaunchThatFailsForWantOfMemoryFailsTheWholeStep) {
   StepPlan plan;
   plan.sequence = 1000;
   plan.loads = {{"r", {1, 2, 3, 4, 5}, {{TestKey(1), 0, 40, 0}, {TestKey(2), 0, 40, 40}}}};
-  ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+  ASSERT_TRUE(worker_->Begin(plan).ok());
   // The second fact needs the room of the first one, which is launched for it.
   device_->BreakWaitsOf(kStream);
   EXPECT_FALSE(worker_->LoadOnDevice(kStream).ok());
@@ -390,9 +390,7 @@ TEST_F(ConnectorDeviceTest, AnErasureThatFailsIsTriedAgainBeforeAPlanIsAcknowled
   ASSERT_FALSE(file.empty());
   std::filesystem::remove(file);
   std::filesystem::create_directories(file / "in the way");
-  const auto begin = [&](const StepPlan& plan) {
-    return worker_->Begin(SerializeStepPlan(plan)).ok();
-  };
+  const auto begin = [&](const StepPlan& plan) { return worker_->Begin(plan).ok(); };
   const auto report = [&] { return *ParseWorkerReport(worker_->TakeReport()); };
   StepPlan plan;
   plan.sequence = 1000;

@@ -130,7 +130,7 @@ TEST_F(ConnectorDiskTest, WithoutADeviceHostMemoryIsEnoughToo) {
   const auto step = [&](StepPlan plan, const TokenIds& prompt,
                         const std::vector<std::int32_t>& table) {
     plan.sequence = ++sequence;
-    engine.Step(*worker_, SerializeStepPlan(plan), [&] {
+    engine.Step(*worker_, plan, [&] {
       engine.Compute(prompt, table, 0, static_cast<std::int32_t>(prompt.size()));
     });
     const auto report = ParseWorkerReport(worker_->TakeReport());

@@ -48,7 +48,7 @@ class ConnectorRotationTest : public ::testing::Test {
     StepPlan plan;
     plan.sequence = 1;
     plan.probes.push_back({"probe", Table(1100), 1100});
-    EXPECT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+    EXPECT_TRUE(worker_->Begin(plan).ok());
     engine_.Compute(prompt, plan.probes[0].block_table, 0, 1100);
     const auto slots = worker_->ProbeSlots();
     std::vector<float> keys(kLayers * slots.size() * engine_.Row()), values(keys.size());
@@ -88,8 +88,7 @@ TEST_F(ConnectorRotationTest, EachLayerGetsTheFrequenciesThatMoveItsKeys) {
   item.block_table = Table(1000);
   item.position = 300;
   plan.captures = {item};
-  engine_.Step(*worker_, SerializeStepPlan(plan),
-               [&] { engine_.Compute(prompt, item.block_table, 0, 1000); });
+  engine_.Step(*worker_, plan, [&] { engine_.Compute(prompt, item.block_table, 0, 1000); });
   constexpr std::int32_t kFar = 30'000;
   std::vector<std::int32_t> table(kFar / kBlockSlots + 4, 1);
   std::vector<TokenId> far(kFar + 40, 0);
@@ -100,7 +99,7 @@ TEST_F(ConnectorRotationTest, EachLayerGetsTheFrequenciesThatMoveItsKeys) {
   StepPlan load;
   load.sequence = 3;
   load.loads = {{"chat", table, {{TestKey(1), 0, 40, kFar}}}};
-  engine_.Step(*worker_, SerializeStepPlan(load), [] {});
+  engine_.Step(*worker_, load, [] {});
   // Two roundings of bf16 apart.
   EXPECT_LT(engine_.Difference(far, table, kFar, kFar + 40), 0.02F);
 }

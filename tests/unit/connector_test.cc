@@ -259,7 +259,7 @@ TEST_P(ConnectorTest, ABlockLostBetweenLookupAndLoadIsReportedAndComputed) {
   StepPlan loss;
   loss.sequence = 1;
   loss.drop = {KeyOf(2)};
-  ASSERT_TRUE(workers_.back()->Begin(SerializeStepPlan(loss)).ok());
+  ASSERT_TRUE(workers_.back()->Begin(loss).ok());
   const auto served = Run("s", TransferOperation::kInject, prompt, all);
   EXPECT_EQ(external_, 60);
   if (GetParam() == 1) {  // of two ranks the first, which counts, has written its heads
@@ -333,11 +333,10 @@ TEST_P(ConnectorTest, ADiscardedPlanLoadsAndStoresNothingLater) {
   const std::uint64_t erased = scheduler_->Erase(std::vector{KeyOf(3)});
   scheduler_->DiscardPlan();
   EXPECT_FALSE(scheduler_->directory().Contains(KeyOf(2)));
-  const auto plan = ParseStepPlan(scheduler_->TakePlan());
-  ASSERT_TRUE(plan.ok());
-  EXPECT_TRUE(plan->loads.empty() && plan->captures.empty() && plan->probes.empty());
-  EXPECT_EQ(plan->sequence, erased);
-  EXPECT_EQ(plan->drop, std::vector{KeyOf(3)});  // an erasure is not forgotten
+  const StepPlan plan = scheduler_->TakePlan();
+  EXPECT_TRUE(plan.loads.empty() && plan.captures.empty() && plan.probes.empty());
+  EXPECT_EQ(plan.sequence, erased);
+  EXPECT_EQ(plan.drop, std::vector{KeyOf(3)});  // an erasure is not forgotten
   EXPECT_EQ(scheduler_->Finished("load").injected_tokens, 0);
   EXPECT_EQ(scheduler_->Finished("store").captured_blocks, 0);
   EXPECT_EQ(scheduler_->directory().pins(), 0);
@@ -372,7 +371,7 @@ TEST_P(ConnectorTest, AfterARestartFilesServeAndAFactOneRankLacksIsMissingForAll
   StepPlan loss;
   loss.sequence = 1;
   loss.drop = {KeyOf(2)};
-  ASSERT_TRUE(workers_.back()->Begin(SerializeStepPlan(loss)).ok());
+  ASSERT_TRUE(workers_.back()->Begin(loss).ok());
   Start(GetParam(), std::int64_t{1} << 24);
   TakeReports();
   Probe();
@@ -419,7 +418,7 @@ TEST_P(ConnectorTest, ACaptureWhoseStepDidNotEndIsLostAndCanBeAskedForAgain) {
   const CarriedTransfer capture = Sign(TransferOperation::kCapture, prompt, fact);
   ASSERT_TRUE(scheduler_->Add("store", capture, prompt, "salt", 5));
   scheduler_->Scheduled("store", 60, Table(60), true);
-  const auto begin = [&](std::span<const std::uint8_t> plan) {
+  const auto begin = [&](const StepPlan& plan) {
     for (auto& worker : workers_) {
       ASSERT_TRUE(worker->Begin(plan).ok());
       ASSERT_TRUE(scheduler_->TakeReport(worker->TakeReport()).ok());
@@ -541,7 +540,7 @@ TEST(ConnectorScheduler, ARequestWaitsUntilEveryRankHasItsBlocksInTheArena) {
   };
   add("a");
   EXPECT_EQ(scheduler->MatchedTokens("a", 0), std::nullopt);
-  const StepPlan plan = *ParseStepPlan(scheduler->TakePlan());
+  const StepPlan plan = scheduler->TakePlan();
   ASSERT_EQ(plan.promote.size(), 1u);
   EXPECT_EQ(plan.promote[0].scope_tag, 3u);
   EXPECT_EQ(plan.promote[0].tokens, 20);
@@ -551,7 +550,7 @@ TEST(ConnectorScheduler, ARequestWaitsUntilEveryRankHasItsBlocksInTheArena) {
   report(1, about(&WorkerReport::resident));
   EXPECT_EQ(scheduler->MatchedTokens("a", 0), 20);
   scheduler->Allocated("a", 20, {1, 2});
-  EXPECT_EQ(ParseStepPlan(scheduler->TakePlan())->release.size(), 1u);
+  EXPECT_EQ(scheduler->TakePlan().release.size(), 1u);
   scheduler->Finished("a");
   // One rank has lost it again, and cannot promote it.
   report(1, about(&WorkerReport::evicted));

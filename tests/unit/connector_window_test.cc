@@ -282,7 +282,7 @@ TEST_P(ConnectorWindowTest, AFailedLoadNamesNoNullBlock) {
     StepPlan plan;  // between lookup and load a rank loses it
     plan.sequence = 1000;
     plan.drop = {TestKey(static_cast<std::uint64_t>(gone))};
-    ASSERT_TRUE(worker_->Begin(SerializeStepPlan(plan)).ok());
+    ASSERT_TRUE(worker_->Begin(plan).ok());
     Step({"chat"});
     EXPECT_THAT(failed_, Not(Contains(0)));
     EXPECT_EQ(failed_.empty(), gone == 2);  // nobody looks at what is behind the window

@@ -161,7 +161,7 @@ def lost_before_load(worker, key: bytes):
     begin, plans = worker.start_load, []
 
     def lose(plan):
-        if plan and not plans:
+        if plan is not None and not plans:
             plans.append(plan)
             other = _native.Scheduler(secret=b"x" * 16, budget_bytes=1, token_bytes=1, ranks=1)
             other.erase([key])

@@ -45,7 +45,7 @@ REPORTED_WITHIN = 4
 
 @dataclass
 class StepMetadata(KVConnectorMetadata):
-    plan: bytes = b""
+    plan: Any = None  # a native StepPlan
     # Engine blocks that the plan is to fill, and blocks that were promised and have no plan: what is
     # not written is reported as failed, whichever hook broke.
     loading: list[int] = field(default_factory=list)
@@ -227,7 +227,7 @@ class InferScaleConnector(KVConnectorBase_V1, SupportsHMA):
         except Exception:
             self.count_failure("build_connector_meta")
             self.discard_plan()
-            return StepMetadata(b"", [], promised + unplanned)
+            return StepMetadata(None, [], promised + unplanned)
 
     @guarded(lambda: None)
     def discard_plan(self) -> None:

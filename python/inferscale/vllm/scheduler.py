@@ -122,9 +122,10 @@ class SchedulerSide:
     def allocated(self, name: str, external: int, table: list[int]) -> None:
         self.native.allocated(name, external, table)
 
-    def plan(self, output: Any) -> bytes:
+    def plan(self, output: Any) -> Any:
+        """A native StepPlan; None when there is nothing to do."""
         if self.native is None:
-            return b""
+            return None
         # Normally known already; pins must go also when that hook has failed.
         for name in output.finished_req_ids:
             self.refused.pop(name, None)

@@ -109,10 +109,10 @@ class WorkerSide:
     def _stream(self) -> int:
         return raw_stream(self.ordinal) if self.on_cuda else 0
 
-    def start_load(self, plan: bytes) -> None:
-        """Raises if any load of the plan may not have been written."""
+    def start_load(self, plan: Any) -> None:
+        """`plan`: a native StepPlan, or None. Raises if any of its loads may not have been written."""
         self.began = False
-        if self.native is None or not plan:
+        if self.native is None or plan is None:
             return
         self.began = self.native.begin(plan)
         if self.on_device:
