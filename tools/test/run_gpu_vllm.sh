@@ -3,6 +3,8 @@
 #   run_gpu_vllm.sh tests [PYTEST-ARGUMENT...]   every case of bookkeeping, under both model runners
 #   run_gpu_vllm.sh bench [OPTION...]            exactness, ttft and throughput into bench/results
 #   run_gpu_vllm.sh tiers [OPTION...]            more facts than the arena holds, and chats during ingest
+#   run_gpu_vllm.sh beside [OPTION...]           LMCache, where Python finds it, and the paper's own
+#                                                connector, where PAPER is a checkout of it
 # PYTHON (python3) finds vllm, the wheel (or python/ with its built module) and pytest.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -39,5 +41,22 @@ case $what in
       --host-bytes 40G --users 10,100 --budget-seconds 400 \
       --out "${INFERSCALE_BENCH_RESULTS:-bench/results}" "$@"
     ;;
-  *) echo "inferscale: error: tests, bench or tiers, not '$what'" >&2 && exit 1 ;;
+  beside)
+    cd "$repository"
+    results=${INFERSCALE_BENCH_RESULTS:-bench/results}
+    # The last line of what Python says is the reason.
+    if reason=$("$python" -c 'import lmcache.integration.vllm.vllm_v1_adapter' 2>&1); then
+      "$python" bench/vllm_lmcache.py --out "$results" "$@" || failed=1
+    else
+      echo "inferscale: LMCache is not measured: $(tail -n 1 <<<"$reason")" >&2
+    fi
+    if [[ -d ${PAPER:-} ]]; then
+      "$python" bench/vllm_paper.py --paper "$PAPER" --gpu-memory-utilization 0.6 --memories 50 \
+        --users 100 --out "$results" "$@" || failed=1
+    else
+      echo "inferscale: the paper's connector is not measured: PAPER is no folder" >&2
+    fi
+    exit "${failed:-0}"
+    ;;
+  *) echo "inferscale: error: tests, bench, tiers or beside, not '$what'" >&2 && exit 1 ;;
 esac
