@@ -75,7 +75,7 @@ def run(engine, options) -> None:
 
 
 def row_of(options, k, mode, system_tokens, tokens, times, host, none) -> dict:
-    """\param none: seconds of the same mode without facts, if that was measured too."""
+    """\\param none: seconds of the same mode without facts, if that was measured too."""
     row = {"shape": options.shape, "k": k, "mode": mode, "system_tokens": system_tokens,
            "prompt_tokens": tokens + TAIL_TOKENS, **summary(times[mode]),
            "repetitions": len(times[mode])}

@@ -12,6 +12,9 @@ namespace {
 // What one launch takes; a step with more is several launches.
 constexpr std::int32_t kMaxFacts = 16384;
 constexpr std::int32_t kLeastTableBlocks = 1 << 16;
+// The share of the arena that captures may hold until they are written behind. Nothing else can go
+// meanwhile: if facts are captured faster than they can be written, those of chats would.
+constexpr std::int64_t kUnwrittenShare = 2;
 
 std::int32_t MaxTableBlocks(const DevicePathOptions& options) {
   return std::max(kLeastTableBlocks, options.max_position / options.block_slots + 2);
@@ -158,6 +161,19 @@ Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t str
   }
 }
 
+Status DevicePath::AwaitWrites(std::int64_t bytes, std::uintptr_t stream) {
+  while (unwritten_bytes_ + bytes > options_.arena_bytes / kUnwrittenShare) {
+    if (writer_->WaitForResult()) {
+      TakeWritten();
+    } else if (!batch_.facts.empty()) {
+      INFERSCALE_RETURN_IF_ERROR(Launch(stream));
+    } else {
+      break;  // it alone is more
+    }
+  }
+  return OkStatus();
+}
+
 Result<DeviceTier::Pin> DevicePath::PromoteNow(const KvKey& key) {
   if (pinned_ != nullptr) {
     if (const PinnedTier::Pin pin = pinned_->Acquire(key)) {
@@ -207,6 +223,7 @@ Status DevicePath::AddCapture(const CaptureItem& item, const KvBlockInfo& info,
   if (!Fits(tokens / options_.block_slots + 2)) INFERSCALE_RETURN_IF_ERROR(Launch(stream));
   const auto bytes = static_cast<std::int64_t>(kernels::PayloadBytes(options_.view, tokens));
   if (!tier_->CanHold(bytes)) return ResourceExhausted("the KV block is larger than the arena");
+  INFERSCALE_RETURN_IF_ERROR(AwaitWrites(bytes, stream));
   INFERSCALE_ASSIGN_OR_RETURN(
       DeviceTier::Pin pin, WithRoom(
                                [&] {
@@ -217,12 +234,16 @@ Status DevicePath::AddCapture(const CaptureItem& item, const KvBlockInfo& info,
                           Place(table, first_block * options_.block_slots, item.position, tokens)});
   batch_.pins.push_back(std::move(pin));
   captured_.push_back(info);
+  unwritten_bytes_ += bytes;
   return OkStatus();
 }
 
 void DevicePath::Discard() {
   if (capturing_) {
-    for (const DeviceTier::Pin& pin : batch_.pins) tier_->Erase(pin.info().key);
+    for (const DeviceTier::Pin& pin : batch_.pins) {
+      unwritten_bytes_ -= pin.info().bytes;
+      tier_->Erase(pin.info().key);
+    }
   }
   captured_.clear();
   batch_.Clear();
@@ -261,6 +282,7 @@ Status DevicePath::Launch(std::uintptr_t stream) {
       DeviceTier::Pin& pin = batch_.pins[i];
       if (!event.ok()) {
         status = event.status();
+        unwritten_bytes_ -= pin.info().bytes;
         tier_->Erase(pin.info().key);
         continue;
       }
@@ -290,6 +312,7 @@ void DevicePath::TakeWritten() {
       changes_.unfiled.push_back(found->second.info());
     }
     // Otherwise it is served from the arena until it is evicted, and then reported as lost.
+    unwritten_bytes_ -= found->second.info().bytes;
     under_way_.erase(found);
   }
 }

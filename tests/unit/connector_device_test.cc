@@ -87,6 +87,22 @@ TEST_F(ConnectorDeviceTest, OneStepMayUseMoreThanTheArenaHolds) {
   }
 }
 
+TEST_F(ConnectorDeviceTest, CapturesFasterThanTheyAreWrittenDoNotDriveOutWhatChatsUse) {
+  for (const std::uint64_t seed : {1, 2, 3, 4}) {
+    Start(200 * kTokenBytes, seed);
+    Run({{kCapture, Prompt().Fact(seed, 40)}});
+    for (std::uint64_t fact = 100 * seed; fact < 100 * seed + 50; fact += 2) {
+      Run({{kCapture, Prompt().Fact(fact, 20).Fact(fact + 1, 20)}});
+      for (const Request& request : done_) EXPECT_EQ(request.outcome.captured_blocks, 2);
+      Run({{kInject, Prompt().Fact(seed, 40).Text(3, 9)}});
+      EXPECT_EQ(done_[0].outcome.injected_tokens, 40);
+      EXPECT_LT(Difference(), 2e-4F);
+    }
+    EXPECT_GT(worker_->DeviceStats().evictions, 20);
+    EXPECT_EQ(worker_->DeviceStats().promotions, 0);
+  }
+}
+
 TEST_F(ConnectorDeviceTest, AFactThatNeverFitsIsNotStored) {
   Start(20 * kTokenBytes);
   Run({{kCapture, Prompt().Fact(1, 19)}});
