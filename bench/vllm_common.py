@@ -7,6 +7,7 @@ meaningless as text. `python bench/vllm_ttft.py exactness throughput --out FOLDE
 
 import argparse
 import datetime
+import fcntl
 import functools
 import gc
 import hashlib
@@ -64,6 +65,11 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--pinned-bytes", default="1G", help="host memory to promote facts from")
     parser.add_argument("--host-bytes", default="80G")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.72)
+    parser.add_argument("--kv-cache-bytes", metavar="SIZE",
+                        help="of vLLM's cache, instead of a share of the GPU's memory")
+    parser.add_argument("--turn", type=pathlib.Path, metavar="FILE",
+                        help="measure only while holding this file's lock: engines on one GPU, "
+                             "started together, measure one after another")
     parser.add_argument("--max-model-len", type=int, default=16384)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--facts", default="0,5,10,20,50,100,200")
@@ -101,6 +107,9 @@ def main(claim: str, engine_class: type | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     engine = (engine_class or Engine)(options)
     print(f"engine ready after {time.monotonic() - options.started:.0f} s", flush=True)
+    turn = options.turn.open("w") if options.turn else None
+    if turn is not None:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # until this process ends
     failed = False
     for name in options.claims:
         if left(options) < 10:
@@ -179,6 +188,8 @@ class Vllm:
         """\\param folder: where the model's configuration is written."""
         from vllm import LLM
 
+        from inferscale.vllm.settings import parse_size
+
         self.options = options
         self.random = random.Random(20261130)
         self.vocabulary = SHAPES[options.shape]["vocab_size"]
@@ -188,9 +199,11 @@ class Vllm:
         self.llm = LLM(
             model=str(folder), load_format="dummy", skip_tokenizer_init=True,
             dtype=options.dtype, max_model_len=options.max_model_len, max_num_seqs=256,
-            gpu_memory_utilization=options.gpu_memory_utilization, enforce_eager=options.eager,
-            enable_prefix_caching=True, disable_log_stats=True,
+            enforce_eager=options.eager, enable_prefix_caching=True, disable_log_stats=True,
             **({"async_scheduling": False} if options.no_async_scheduling else {}),
+            **({"kv_cache_memory_bytes": parse_size("kv_cache_bytes", options.kv_cache_bytes),
+                "gpu_memory_utilization": 0.05} if options.kv_cache_bytes else
+               {"gpu_memory_utilization": options.gpu_memory_utilization}),
             kv_transfer_config=kv_transfer_config)
         self.numbers = 0
         # As vLLM's own engine process does: a collection of all that was loaded takes milliseconds.
