@@ -149,8 +149,9 @@ class Engine:
 
     def probe(self) -> None:
         # 1025: the places 0, 1, 4, …, 1024 that the measurement reads.
-        self.run([5] * 1025, "probe")
-        assert self.scheduler.native.rotation_known, self.scheduler.native.counters()
+        said = self.run([5] * 1025, "probe")[3]
+        known, counters = self.scheduler.native.rotation_known, self.scheduler.native.counters()
+        assert known, f"{counters['refusal']}; {said}"
 
 
 @contextlib.contextmanager

@@ -38,9 +38,11 @@ def engine(request, tmp_path_factory):
     flag = {"disable_hybrid_kv_cache_manager": True} if request.param == "some layers" else {}
     engine = start(request.param, tmp_path_factory.mktemp("window"), **flag)
     engine.frees = request.param == "every layer"
-    engine.probe()
-    yield engine
-    engine.close()
+    try:
+        engine.probe()
+        yield engine
+    finally:  # or the next engine gets this one's worker
+        engine.close()
 
 
 @contextlib.contextmanager
