@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every benchmark that needs a GPU, or those named, each into bench/results/NAME.json; those of
-# vLLM (ttft, throughput, exactness, tiers, ingest) where Python finds it.
+# vLLM (ttft, throughput, exactness, tiers, ingest, others' connectors) where Python finds it.
 #   run_gpu_benchmarks.sh [inject] [retrieval] [vllm]
 set -euo pipefail
 # shellcheck source=tools/test/gpu_binaries.sh
@@ -18,6 +18,7 @@ for name in "${names[@]}"; do
       if "${PYTHON:-python3}" -c 'import vllm' 2>/dev/null; then
         "$repository/tools/test/run_gpu_vllm.sh" bench
         "$repository/tools/test/run_gpu_vllm.sh" tiers
+        "$repository/tools/test/run_gpu_vllm.sh" beside
       else
         echo "inferscale: no vLLM for ${PYTHON:-python3}: ttft and throughput are not measured" >&2
       fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The connector on a real vLLM on this machine's GPU, with CUDA graphs.
 #   run_gpu_vllm.sh tests [PYTEST-ARGUMENT...]   every case of bookkeeping, under both model runners
-#   run_gpu_vllm.sh bench [OPTION...]            exactness, ttft and throughput into bench/results
+#   run_gpu_vllm.sh bench [OPTION...]            exactness, ttft and throughput into bench/results, the
+#                                                other shapes, and text with the arena's bytes as cache
 #   run_gpu_vllm.sh tiers [OPTION...]            more facts than the arena holds, and chats during ingest
 #   run_gpu_vllm.sh beside [OPTION...]           LMCache, where Python finds it, and the paper's own
 #                                                connector, where PAPER is a checkout of it
@@ -33,6 +34,12 @@ case $what in
       --out "$results" "$@" || failed=1
     "$python" bench/vllm_ttft.py exactness throughput --codec int4 --modes kv,ceiling \
       --budget-seconds 250 --out "$results" "$@" || failed=1
+    for shape in Qwen2.5-7B Mistral-7B; do
+      "$python" bench/vllm_ttft.py --shape "$shape" --codec bf16 --gpu-bytes 8G \
+        --modes text,kv,ceiling --budget-seconds 250 --out "$results" "$@" || failed=1
+    done
+    "$python" bench/vllm_throughput.py --large-cache --users 100 --budget-seconds 250 \
+      --out "$results" "$@" || failed=1
     exit "${failed:-0}"
     ;;
   tiers)
