@@ -5,6 +5,7 @@
 // Prints the medians in microseconds by hook.
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -232,7 +233,7 @@ class Bench {
     StepPlan plan;
     Timed("plan", [&] { plan = scheduler_->TakePlan(); });
     Flush();
-    Timed("begin", [&] { Need(worker_->Begin(std::move(plan))); });
+    Timed("begin", [&] { Need(worker_->Begin(plan)); });
     Timed("load", [&] { Need(worker_->LoadOnDevice(kStream)); });
     if (capture) Need(worker_->CaptureOnDevice(kStream));
     Timed("report", [&] { Report(); });

@@ -29,7 +29,7 @@ from vllm_common import (
     main,
     percentiles,
 )
-from vllm_throughput import OUTPUT_TOKENS
+from vllm_throughput import OUTPUT_TOKENS, ROUNDS
 from vllm_ttft import row_of
 
 MODES = ["paper_kv", "paper_ceiling"]
@@ -228,10 +228,10 @@ def throughput(engine, options) -> None:
 
     print(f"chunks made; {left(options):.0f} s left", flush=True)
     for users in counts:
-        rounds = {1: 6, 10: 4}.get(users, 2)
+        rounds = ROUNDS.get(users, 2)
         taken = {mode: SimpleNamespace(seconds=[], first=[], composing=[]) for mode in MODES}
         for round_number in range(-1, rounds):
-            for mode in MODES:
+            for mode in MODES if round_number % 2 else reversed(MODES):
                 if left(options) < 15:
                     print("throughput: no time left", flush=True)
                     return

@@ -5,19 +5,22 @@ Each user asks once, all at the same time: their own facts, 64 new tokens, 50 ou
 too); `kv` (`kv_int4`): injected; `ceiling`: the prompts are already in vLLM's prefix cache.
 """
 
-from vllm_common import TAIL_TOKENS, Results, left, main
+from vllm_common import TAIL_TOKENS, Results, left, main, name_of
 
 OUTPUT_TOKENS = 50
+# At 200 users vLLM's cache holds no longer what the ceiling asks for: seconds a round.
+ROUNDS = {1: 6, 10: 6, 50: 6, 100: 8}
 
 
 def run(engine, options) -> None:
     results = Results(options.out / "throughput.json",
                       ("shape", "users", "mode", "fact_tokens"))
-    kv = "kv_int4" if options.codec == "int4" else "kv"
     wanted = options.modes.split(",") if options.modes else ["text", "kv", "ceiling"]
     if options.large_cache:
         wanted = ["text"]
-    names = {"kv": kv, "text": "text_large_cache" if options.large_cache else "text"}
+    names = {mode: name_of(mode, options) for mode in wanted}
+    if options.large_cache:
+        names["text"] = "text_large_cache"
     wanted = [mode for mode in wanted if mode != "text_cached"]
     counts = [int(count) for count in options.users.split(",")]
     memories = [engine.facts(tokens=options.fact_tokens)
@@ -38,8 +41,7 @@ def run(engine, options) -> None:
         return engine.request([*prompt, *tail], salt=f"user {user}", tokens=OUTPUT_TOKENS)
 
     for users in sorted(counts):
-        # At 200 users vLLM's cache holds no longer what the ceiling asks for: seconds a round.
-        rounds = {1: 6, 10: 6, 50: 6, 100: 8}.get(users, 2)
+        rounds = ROUNDS.get(users, 2)
         taken = {mode: ([], []) for mode in wanted}
         host = {mode: [] for mode in wanted}
         for round_number in range(-1, rounds):
@@ -62,7 +64,7 @@ def run(engine, options) -> None:
             seconds, first = taken[mode]
             first.sort()
             results.add({
-                "shape": options.shape, "users": users, "mode": names.get(mode, mode),
+                "shape": options.shape, "users": users, "mode": names[mode],
                 "fact_tokens": options.fact_tokens, "output_tokens": OUTPUT_TOKENS,
                 "requests_per_s": round(users * len(seconds) / sum(seconds), 2),
                 "ttft_p50_ms": round(1e3 * first[len(first) // 2], 2),

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 
@@ -241,6 +242,13 @@ nb::dict Counters(const ConnectorScheduler& scheduler) {
   return out;
 }
 
+/// A plan on its way to a rank: as it is, or from another process. Bytes are parsed where a fault
+/// in them is caught: unpickling is the engine's, which would end.
+struct CarriedPlan {
+  std::optional<StepPlan> plan;
+  std::vector<std::uint8_t> bytes;
+};
+
 nb::dict Outcome(const TransferOutcome& outcome) {
   nb::dict out;
   out["injected_tokens"] = outcome.injected_tokens;
@@ -266,11 +274,14 @@ NB_MODULE(_native, module) {
       "sha256_file", [](const std::string& path) { return ToPython(Check(Sha256File(path))); },
       nb::call_guard<nb::gil_scoped_acquire>());
 
-  // Written as bytes only where a rank is another process.
-  nb::class_<StepPlan>(module, "StepPlan")
-      .def("__getstate__", [](const StepPlan& plan) { return ToPython(SerializeStepPlan(plan)); })
-      .def("__setstate__", [](StepPlan& plan, const nb::bytes& state) {
-        new (&plan) StepPlan(Check(ParseStepPlan(Bytes(state))));
+  nb::class_<CarriedPlan>(module, "StepPlan")
+      .def("__getstate__",
+           [](const CarriedPlan& carried) {
+             return ToPython(carried.plan ? SerializeStepPlan(*carried.plan) : carried.bytes);
+           })
+      .def("__setstate__", [](CarriedPlan& carried, const nb::bytes& state) {
+        const auto bytes = Bytes(state);
+        new (&carried) CarriedPlan{std::nullopt, {bytes.begin(), bytes.end()}};
       });
 
   nb::class_<ConnectorScheduler>(module, "Scheduler")
@@ -295,7 +306,7 @@ NB_MODULE(_native, module) {
       .def("take_plan",
            [](ConnectorScheduler& self) {
              StepPlan plan = self.TakePlan();
-             return plan.empty() ? std::nullopt : std::optional<StepPlan>(std::move(plan));
+             return plan.empty() ? std::nullopt : std::optional(CarriedPlan{std::move(plan), {}});
            })
       .def("take_report", [](ConnectorScheduler& self,
                              const nb::bytes& report) { Check(self.TakeReport(Bytes(report))); })
@@ -326,8 +337,8 @@ NB_MODULE(_native, module) {
            nb::arg("host_budget_bytes"), nb::arg("file_budget_bytes"), nb::arg("block_slots"),
            nb::arg("engine_blocks"), nb::arg("max_position"), nb::arg("rank"))
       .def("begin",
-           [](ConnectorWorker& self, const StepPlan& plan) {
-             Check(self.Begin(plan));
+           [](ConnectorWorker& self, const CarriedPlan& carried) {
+             Check(self.Begin(carried.plan ? *carried.plan : Check(ParseStepPlan(carried.bytes))));
              return self.HasWorkAfterPass();
            })
       .def("load_slots", &ConnectorWorker::LoadSlots)

@@ -162,16 +162,18 @@ Result<DeviceTier::Pin> DevicePath::WithRoom(Attempt attempt, std::uintptr_t str
 }
 
 Status DevicePath::AwaitWrites(std::int64_t bytes, std::uintptr_t stream) {
-  while (unwritten_bytes_ + bytes > options_.arena_bytes / kUnwrittenShare) {
+  for (;;) {
+    std::int64_t unwritten = under_way_bytes_ + bytes;
+    for (const DeviceTier::Pin& pin : batch_.pins) unwritten += pin.info().bytes;
+    if (unwritten <= options_.arena_bytes / kUnwrittenShare) return OkStatus();
     if (writer_->WaitForResult()) {
       TakeWritten();
     } else if (!batch_.facts.empty()) {
       INFERSCALE_RETURN_IF_ERROR(Launch(stream));
     } else {
-      break;  // it alone is more
+      return OkStatus();  // it alone is more
     }
   }
-  return OkStatus();
 }
 
 Result<DeviceTier::Pin> DevicePath::PromoteNow(const KvKey& key) {
@@ -234,16 +236,12 @@ Status DevicePath::AddCapture(const CaptureItem& item, const KvBlockInfo& info,
                           Place(table, first_block * options_.block_slots, item.position, tokens)});
   batch_.pins.push_back(std::move(pin));
   captured_.push_back(info);
-  unwritten_bytes_ += bytes;
   return OkStatus();
 }
 
 void DevicePath::Discard() {
   if (capturing_) {
-    for (const DeviceTier::Pin& pin : batch_.pins) {
-      unwritten_bytes_ -= pin.info().bytes;
-      tier_->Erase(pin.info().key);
-    }
+    for (const DeviceTier::Pin& pin : batch_.pins) tier_->Erase(pin.info().key);
   }
   captured_.clear();
   batch_.Clear();
@@ -282,12 +280,12 @@ Status DevicePath::Launch(std::uintptr_t stream) {
       DeviceTier::Pin& pin = batch_.pins[i];
       if (!event.ok()) {
         status = event.status();
-        unwritten_bytes_ -= pin.info().bytes;
         tier_->Erase(pin.info().key);
         continue;
       }
       const std::uint64_t id = ++next_job_;
       writer_->Add({id, pin.payload(), pin.info().bytes, *event, std::move(captured_[i])});
+      under_way_bytes_ += pin.info().bytes;
       under_way_.emplace(id, std::move(pin));
     }
     captured_.clear();
@@ -312,7 +310,7 @@ void DevicePath::TakeWritten() {
       changes_.unfiled.push_back(found->second.info());
     }
     // Otherwise it is served from the arena until it is evicted, and then reported as lost.
-    unwritten_bytes_ -= found->second.info().bytes;
+    under_way_bytes_ -= found->second.info().bytes;
     under_way_.erase(found);
   }
 }

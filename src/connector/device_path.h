@@ -153,7 +153,7 @@ class DevicePath {
   std::vector<KvBlockInfo> captured_;  ///< of the batch
   std::uint64_t next_job_ = 0;
   std::unordered_map<std::uint64_t, DeviceTier::Pin> under_way_;  ///< by job
-  std::int64_t unwritten_bytes_ = 0;                              ///< of under_way_, and captured_
+  std::int64_t under_way_bytes_ = 0;
   std::unique_ptr<WriteBehind> writer_;
   std::deque<PromoteItem> to_promote_;
   std::unordered_map<std::uint64_t, Promotion> promoting_;  ///< by job

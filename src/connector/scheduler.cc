@@ -56,7 +56,10 @@ bool ConnectorScheduler::Add(const std::string& request, const CarriedTransfer& 
   ++counters_.requests;
   Active& active = place->second;
   active.outcome.request = request;
-  auto transfer = OpenTransferRequest(carried, prompt, cache_salt, options_.secret, now);
+  // A client may choose its request's name, and no rank would read it.
+  auto transfer = request.size() > kMaxTextBytes
+                      ? Result<TransferRequest>(InvalidArgument("the request's name is too long"))
+                      : OpenTransferRequest(carried, prompt, cache_salt, options_.secret, now);
   if (!transfer.ok()) {
     const StatusCode code = transfer.status().code();
     Fall(active,

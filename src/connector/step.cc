@@ -9,7 +9,6 @@ namespace {
 
 constexpr std::uint32_t kPlanMagic = 0x32505349;    // "ISP2"
 constexpr std::uint32_t kReportMagic = 0x32525349;  // "ISR2"
-constexpr std::size_t kMaxString = std::size_t{1} << 16;
 
 // One description of each structure serves writing and reading: `Archive` is either.
 class Writer {
@@ -36,7 +35,7 @@ class Reader {
   void operator()(std::uint64_t& value) { value = in_.ReadU64(); }
   void operator()(std::int32_t& value) { value = in_.ReadI32(); }
   void operator()(bool& value) { value = in_.ReadU8() != 0; }
-  void operator()(std::string& value) { value = in_.ReadString(kMaxString); }
+  void operator()(std::string& value) { value = in_.ReadString(kMaxTextBytes); }
   void operator()(KvKey& key) {
     const auto bytes = in_.ReadBytes(key.bytes.size());
     if (in_.ok()) std::copy(bytes.begin(), bytes.end(), key.bytes.begin());

@@ -6,6 +6,7 @@
 /// StepPlan down, WorkerReport up. Plain values; they travel as bytes between processes, and are
 /// checked when they are read.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -57,6 +58,9 @@ struct PromoteItem {
   std::uint64_t scope_tag = 0;
   std::int32_t tokens = 0;
 };
+
+/// Of a request's name, and any other text in a plan or a report.
+constexpr std::size_t kMaxTextBytes = std::size_t{1} << 16;
 
 struct ScopeErasure {
   std::uint64_t scope_tag = 0;

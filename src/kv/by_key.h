@@ -6,6 +6,7 @@
 /// at a time that have all left the processor's cache: fetched one after the other, each costs two
 /// or three waits for memory; Prefetch lets all of them wait at once. Not thread-safe.
 
+#include <cassert>
 #include <cstddef>
 #include <functional>
 #include <vector>
@@ -54,7 +55,9 @@ class ByKey {
       set_.rehash(Traits(more));
       buckets_.swap(more);
     }
-    set_.insert(block);
+    const bool is_new = set_.insert(block).second;
+    assert(is_new);
+    static_cast<void>(is_new);
   }
   void Erase(Block& block) { set_.erase(set_.iterator_to(block)); }
 

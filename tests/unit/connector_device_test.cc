@@ -103,6 +103,36 @@ TEST_F(ConnectorDeviceTest, CapturesFasterThanTheyAreWrittenDoNotDriveOutWhatCha
   }
 }
 
+TEST_F(ConnectorDeviceTest, ANameThatNoRankWouldReadIsMalformed) {
+  Start(1 << 20);
+  Run({{kCapture, Prompt().Fact(1, 20)}});
+  for (const std::size_t length : {kMaxTextBytes, kMaxTextBytes + 1}) {
+    const bool fits = length == kMaxTextBytes;
+    const std::string name(length, 'n');
+    const Prompt prompt = Prompt().Fact(1, 20).Text(3, 9);
+    TransferRequest request;
+    request.scope_tag = 7;
+    request.epoch = 1;
+    request.salt = "salt";
+    request.expires_ms = 10;
+    request.blocks = prompt.blocks;
+    EXPECT_EQ(scheduler_->Add(name, SignTransferRequest(request, prompt.tokens, AsBytes(kSecret)),
+                              prompt.tokens, "salt", 5),
+              fits);
+    EXPECT_EQ(scheduler_->MatchedTokens(name, 0), fits ? 20 : 0);
+    scheduler_->Allocated(name, fits ? 20 : 0, {3, 4});
+    const StepPlan plan = scheduler_->TakePlan();
+    const auto read = ParseStepPlan(SerializeStepPlan(plan));
+    ASSERT_TRUE(read.ok());
+    ASSERT_TRUE(worker_->Begin(*read).ok());
+    ASSERT_TRUE(worker_->LoadOnDevice(kStream).ok());
+    Report();
+    const TransferOutcome outcome = scheduler_->Finished(name);
+    EXPECT_EQ(outcome.injected_tokens, fits ? 20 : 0);
+    EXPECT_EQ(outcome.fallbacks.contains("malformed"), !fits);
+  }
+}
+
 TEST_F(ConnectorDeviceTest, AFactThatNeverFitsIsNotStored) {
   Start(20 * kTokenBytes);
   Run({{kCapture, Prompt().Fact(1, 19)}});

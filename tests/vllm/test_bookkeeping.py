@@ -1,6 +1,7 @@
 """Every case of bookkeeping on a real vLLM with a tiny random Llama."""
 
 import functools
+import pickle
 import random
 from types import SimpleNamespace
 
@@ -294,6 +295,33 @@ def test_no_exception_leaves_a_hook_beside_the_steps(engine, monkeypatch):
         assert "on purpose" in theirs.worker.refusal
     assert theirs.failures == 2
     ours.failures = theirs.failures = 0
+
+
+def test_a_plan_that_a_rank_cannot_read_is_found_out_where_it_is_caught(engine, monkeypatch):
+    """Unpickling is vLLM's, outside every guard: a rank's process would end."""
+    prompt = ids(50, 146)
+    blocks = [(key_of("unreadable"), 0, 40)]
+    engine.run(prompt, "capture", blocks)
+    cold = engine.run(prompt, tokens=3)
+    connector = next(c for c in engine.connectors if c.worker is not None)
+    begin = connector.worker.start_load
+
+    def cut_short(plan):
+        if plan is None:
+            return begin(plan)
+        whole = pickle.loads(pickle.dumps(plan))
+        assert whole.__getstate__() == plan.__getstate__()
+        broken = type(plan).__new__(type(plan))
+        broken.__setstate__(plan.__getstate__()[:-1])
+        begin(pickle.loads(pickle.dumps(broken)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connector.worker, "start_load", cut_short)
+        tokens, logprobs, _, _ = engine.run(prompt, "inject", blocks, tokens=3)
+    assert connector.failures > 0
+    connector.failures = 0
+    engine.assert_recovered((tokens, logprobs), cold)
+    assert engine.run(prompt, "inject", blocks, tokens=3)[2] == 40
 
 
 def test_what_a_broken_plan_was_to_load_is_loaded_in_no_later_step(engine, monkeypatch):
