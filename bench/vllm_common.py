@@ -106,6 +106,23 @@ def left(options) -> float:
     return options.budget_seconds - (time.monotonic() - options.started)
 
 
+def turns(options, claim: str, counts: list[int], modes: list[str], settle):
+    """(repetition, count, mode) of each measurement; below 0 they warm up. A repetition has every
+    count in every mode, so that what drifts hits all alike.
+
+    \\param settle: called before each repetition: its first request would follow the longest.
+    """
+    for repetition in range(-2, options.repetitions):
+        if left(options) < 20:
+            print(f"{claim}: no time left after {repetition} repetitions", flush=True)
+            return
+        settle()
+        for count in counts:
+            # Whoever comes first finds other things in the processor's cache.
+            for mode in modes if repetition % 2 else reversed(modes):
+                yield repetition, count, mode
+
+
 def main(claim: str, engine_class: type | None = None) -> None:
     """Runs this benchmark, and others named on the command line, on one engine."""
     options = parse([claim])

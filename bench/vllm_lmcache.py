@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import types
 
-from vllm_common import TAIL_TOKENS, Results, Vllm, left, main
+from vllm_common import TAIL_TOKENS, Results, Vllm, main, turns
 from vllm_ttft import row_of
 
 MODES = ["lmcache_same", "lmcache_fresh", "lmcache_unsaved", "lmcache_ceiling"]
@@ -119,18 +119,14 @@ def run(engine, options) -> None:
 
     times = {(mode, k): [] for mode in MODES for k in counts}
     found = {key: set() for key in times}
-    for repetition in range(-2, options.repetitions):
-        if left(options) < 20:
-            print(f"lmcache: no time left after {repetition} repetitions", flush=True)
-            break
-        for k in counts:
-            # Whoever comes first finds other things in the processor's cache.
-            for mode in MODES if repetition % 2 else reversed(MODES):
-                seconds, output = engine.first_token(request(mode, k))
-                if repetition < 0:  # warms up; also fills LMCache and the prefix cache
-                    continue
-                times[mode, k].append(seconds)
-                found[mode, k].add(output.num_cached_tokens)
+    def settle():
+        engine.first_token(engine.request(engine.ids(TAIL_TOKENS), save=False))
+
+    for repetition, k, mode in turns(options, "lmcache", counts, MODES, settle):
+        seconds, output = engine.first_token(request(mode, k))
+        if repetition >= 0:  # before that, also LMCache and the prefix cache are filled
+            times[mode, k].append(seconds)
+            found[mode, k].add(output.num_cached_tokens)
     wrong = []
     for mode, k in times if times[MODES[0], counts[-1]] else []:
         unit = {"lmcache_same": CHUNK_TOKENS, "lmcache_ceiling": engine.block}.get(mode)

@@ -28,6 +28,7 @@ from vllm_common import (
     left,
     main,
     percentiles,
+    turns,
 )
 from vllm_throughput import OUTPUT_TOKENS, ROUNDS
 from vllm_ttft import row_of
@@ -179,13 +180,11 @@ def ttft(engine, options) -> None:
         else:
             cached[k].append(output.num_cached_tokens)
 
-    for repetition in range(-2, options.repetitions):
-        if left(options) < 20:
-            print(f"ttft: no time left after {repetition} repetitions", flush=True)
-            break
-        for k in counts:
-            for mode in MODES if repetition % 2 else reversed(MODES):
-                measure(mode, k, repetition)
+    def settle():
+        engine.first_token(engine.request(engine.ids(TAIL_TOKENS)))
+
+    for repetition, k, mode in turns(options, "ttft", counts, MODES, settle):
+        measure(mode, k, repetition)
     for k in counts if times[MODES[0], counts[-1]] else []:
         tokens = len(tokens_of(chunks[:k]))
         if min(cached[k]) < tokens // engine.block * engine.block:

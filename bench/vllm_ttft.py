@@ -16,10 +16,10 @@ from vllm_common import (
     TAIL_TOKENS,
     HookTime,
     Results,
-    left,
     main,
     name_of,
     summary,
+    turns,
 )
 
 
@@ -48,27 +48,23 @@ def run(engine, options) -> None:
         times = {(mode, k): [] for mode in wanted for k in counts}
         extra = {}
         host = {k: [] for k in counts}
-        for repetition in range(-2, options.repetitions):
-            if left(options) < 20:
-                print(f"ttft: no time left after {repetition} repetitions", flush=True)
-                break
-            engine.first_token(request("ceiling", counts[0]))  # the first has the longest before it
-            for k in counts:
-                # Whoever comes first finds other things in the processor's cache.
-                for mode in wanted if repetition % 2 else reversed(wanted):
-                    ready = request(mode, k)
-                    hooks.clear()
-                    seconds, output = engine.first_token(ready)
-                    if repetition < 0:  # warms up; also fills the prefix cache
-                        continue
-                    times[mode, k].append(seconds)
-                    said = (output.kv_transfer_params or {}).get("inferscale", {})
-                    extra[mode, k] = {"injected_tokens": said.get("injected_tokens", 0),
-                                      "cached_tokens": output.num_cached_tokens}
-                    if mode == "kv":
-                        host[k].append(dict(hooks.seconds))
-                        if k and said.get("injected_tokens") != len(placed[k][0]):
-                            raise RuntimeError(f"not injected: {said}")
+        def settle():
+            engine.first_token(engine.request(engine.ids(TAIL_TOKENS)))
+
+        for repetition, k, mode in turns(options, "ttft", counts, wanted, settle):
+            ready = request(mode, k)
+            hooks.clear()
+            seconds, output = engine.first_token(ready)
+            if repetition < 0:  # also fills the prefix cache
+                continue
+            times[mode, k].append(seconds)
+            said = (output.kv_transfer_params or {}).get("inferscale", {})
+            extra[mode, k] = {"injected_tokens": said.get("injected_tokens", 0),
+                              "cached_tokens": output.num_cached_tokens}
+            if mode == "kv":
+                host[k].append(dict(hooks.seconds))
+                if k and said.get("injected_tokens") != len(placed[k][0]):
+                    raise RuntimeError(f"not injected: {said}")
         for k in counts if times[wanted[0], counts[-1]] else []:
             for mode in wanted:
                 results.add(row_of(options, k, mode, system_tokens, len(placed[k][0]),
@@ -78,9 +74,9 @@ def run(engine, options) -> None:
 
 def row_of(options, k, mode, system_tokens, tokens, times, host, none) -> dict:
     """\\param none: seconds of the same mode without facts, if that was measured too."""
-    row = {"shape": options.shape, "k": k, "mode": name_of(mode, options), "system_tokens": system_tokens,
-           "prompt_tokens": tokens + TAIL_TOKENS, **summary(times[mode]),
-           "repetitions": len(times[mode])}
+    row = {"shape": options.shape, "k": k, "mode": name_of(mode, options),
+           "system_tokens": system_tokens, "prompt_tokens": tokens + TAIL_TOKENS,
+           **summary(times[mode]), "repetitions": len(times[mode])}
     if none:
         row["growth"] = round(statistics.median(map(operator.truediv, times[mode], none)) - 1, 4)
     if mode == "kv":

@@ -9,7 +9,6 @@
 /// 100,000 of them). Not thread-safe.
 
 #include <cstdint>
-#include <iterator>
 #include <set>
 #include <utility>
 

@@ -187,7 +187,7 @@ def test_a_killed_server_comes_back_with_both_ranks(pair, gateway):
     assert status == 503, answer
     start(pair)
     # Whoever asks before is computed, and in vLLM's own prefix cache from then on.
-    pair.until(lambda: ranks_found() == found + len(RANKS))
+    pair.until(lambda: ranks_found() >= found + len(RANKS))
     for owner in OWNERS[:4]:
         assert injects(gateway, owner), owner
     for rank in RANKS:
