@@ -67,6 +67,7 @@ def parse(claims: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.72)
     parser.add_argument("--kv-cache-bytes", metavar="SIZE",
                         help="of vLLM's cache, instead of a share of the GPU's memory")
+    parser.add_argument("--block-size", type=int, metavar="TOKENS", help="of vLLM's cache")
     parser.add_argument("--turn", type=pathlib.Path, metavar="FILE",
                         help="a lock: engines on one GPU, started together, measure one after "
                              "another, and none while another starts")
@@ -227,6 +228,7 @@ class Vllm:
             dtype=options.dtype, max_model_len=options.max_model_len, max_num_seqs=256,
             enforce_eager=options.eager, enable_prefix_caching=True, disable_log_stats=True,
             **({"async_scheduling": False} if options.no_async_scheduling else {}),
+            **({"block_size": options.block_size} if options.block_size else {}),
             **({"kv_cache_memory_bytes": parse_size("kv_cache_bytes", options.kv_cache_bytes),
                 "gpu_memory_utilization": 0.05} if options.kv_cache_bytes else
                {"gpu_memory_utilization": options.gpu_memory_utilization}),

@@ -9,6 +9,7 @@ import torch
 from inferscale.vllm.connector import siblings
 from inferscale.vllm.rotation import frequencies
 from inferscale.vllm.settings import (
+    differing_layers,
     engine_suffix,
     fails_instead_of_recomputing,
     frees_ahead,
@@ -152,6 +153,32 @@ def test_groups_of_layers_that_are_served_and_that_are_not(groups, reason, windo
     refusal = refusal_of(config, caches)
     assert reason in refusal and bool(refusal) == bool(reason)
     assert window_of(caches) == window
+
+
+@pytest.mark.parametrize("kinds,differ,window", [
+    ([("FullAttentionSpec", {}), ("FullAttentionSpec", {"sliding_window": 48})], False, 0),
+    ([("SlidingWindowSpec", {"sliding_window": 48})] * 2, False, 48),
+    ([("FullAttentionSpec", {}), ("FullAttentionSpec", {"head_size": 64})], True, 0),
+    ([("FullAttentionSpec", {}), ("FullAttentionSpec", {"num_kv_heads": 4})], True, 0),
+    ([("FullAttentionSpec", {}), ("FullAttentionSpec", {"dtype": torch.float16})], True, 0),
+    ([("FullAttentionSpec", {}), ("FullAttentionSpec", {"attention_chunk_size": 64})], True, 0),
+    ([("FullAttentionSpec", {}), ("SinkFullAttentionSpec", {"sink_len": 4})], True, 0)])
+def test_a_group_whose_layers_are_listed_one_by_one(kinds, differ, window):
+    """The worker has it so where they differ in anything, the scheduler has the first."""
+    from vllm.v1 import kv_cache_interface as vllm
+
+    names = [f"layer {number}" for number in range(len(kinds))]
+    specs = [getattr(vllm, kind)(**{"block_size": 16, "num_kv_heads": 2, "head_size": 32,
+                                    "dtype": torch.float32, **further}) for kind, further in kinds]
+    config = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=1))
+    together = vllm.UniformTypeKVCacheSpecs(block_size=16,
+                                            kv_cache_specs=dict(zip(names, specs, strict=True)))
+    for spec in (together, specs[0]):
+        caches = SimpleNamespace(kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=spec, layer_names=names)])
+        assert refusal_of(config, caches) == ""
+        assert window_of(caches) == window
+        assert bool(differing_layers(caches)) == (differ and spec is together)
 
 
 @pytest.mark.parametrize("parallel,suffix", [

@@ -6,8 +6,10 @@ import time
 
 import pytest
 import torch
+import vllm
 from conftest import (
     assert_same,
+    DEVICE,
     difference,
     DTYPE,
     Engine,
@@ -62,6 +64,29 @@ def facts(name, count):
 
 def null_block(engine):
     return [part.clone() for part in engine.worker.cache.read(torch.arange(BLOCK))]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="every case of some layers is one there")
+def test_layers_that_vllm_lists_one_by_one_are_served(tmp_path, monkeypatch):
+    """As on a GPU, whose attention reads by the stride of a block: vLLM 0.24 forgets that of the layers
+    with a window, and so has a specification a layer. Before the others' engine: a process has one worker's connector."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    monkeypatch.setattr(CPUAttentionBackend, "indexes_kv_by_block_stride",
+                        classmethod(lambda _: True), raising=False)
+    engine = start("some layers", tmp_path, disable_hybrid_kv_cache_manager=True)
+    try:
+        groups = engine.worker.cache_config.kv_cache_groups
+        assert vllm.__version__ > "0.24.0" or hasattr(groups[0].kv_cache_spec, "kv_cache_specs")
+        engine.probe()
+        prompt, blocks = ids(300, 795), facts("one by one", 7)
+        cold = engine.run(prompt, tokens=3)
+        engine.run(prompt, "capture", blocks)
+        tokens, logprobs, cached, _ = engine.run(prompt, "inject", blocks, tokens=3)
+        assert cached == 280
+        assert_same((tokens, logprobs), cold)
+    finally:
+        engine.close()
 
 
 @pytest.mark.parametrize("passes", [1056, 96])

@@ -12,6 +12,7 @@ from inferscale.vllm.settings import (
     fingerprint_of,
     frees_ahead,
     refusal_of,
+    specs_of,
     window_of,
 )
 
@@ -52,7 +53,7 @@ class SchedulerSide:
             self._listen(vllm_config, settings, NothingStored(self.refusal, settings.folder),
                          max(1, layers), *shape)
             return
-        spec = groups[0].kv_cache_spec
+        spec = specs_of(groups[0])[0]
         self.native = _native.Scheduler(
             secret=settings.secret,
             budget_bytes=settings.file_bytes if settings.folder else settings.host_bytes,

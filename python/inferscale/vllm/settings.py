@@ -158,18 +158,28 @@ def check_version(version: str, allowed: bool) -> None:
         )
 
 
+def specs_of(group: Any) -> list[Any]:
+    """What vLLM knows of the layers of a group of caches, the first of them first. A worker has it a
+    layer where they differ in anything (UniformTypeKVCacheSpecs): on a GPU also if some have a window.
+    The scheduler always has the first alone."""
+    spec = group.kv_cache_spec
+    layers = getattr(spec, "kv_cache_specs", None)
+    return [spec] if layers is None else [layers[name] for name in group.layer_names]
+
+
 def window_of(kv_cache_config: Any) -> int:
     """Tokens of the window behind which vLLM frees blocks, in the only group of caches; 0: it keeps
     them all, also if some layers have a window."""
     from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
     groups = getattr(kv_cache_config, "kv_cache_groups", None) or []
-    spec = groups[0].kv_cache_spec if len(groups) == 1 else None
+    spec = specs_of(groups[0])[0] if len(groups) == 1 else None
     return spec.sliding_window if type(spec) is SlidingWindowSpec else 0
 
 
 def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Why this engine's KV cannot be served exactly, in words; empty: it can."""
+    """Why this engine's KV cannot be served exactly, in words; empty: it can. The same for scheduler
+    and worker, so by the first layer of each group."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
@@ -181,7 +191,7 @@ def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
         return "speculative decoding is not supported"
     if getattr(vllm_config, "lora_config", None) is not None:
         return "LoRA is not supported"
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    specs = [specs_of(group)[0] for group in kv_cache_config.kv_cache_groups]
     if {type(spec) for spec in specs} - {FullAttentionSpec, SlidingWindowSpec} or not specs:
         return "the model has layers other than attention with or without a sliding window"
     if any(getattr(spec, "attention_chunk_size", None) for spec in specs):
@@ -197,6 +207,18 @@ def refusal_of(vllm_config: Any, kv_cache_config: Any) -> str:
         return f"the KV cache is of type {spec.dtype}"
     if getattr(spec, "head_size_v", spec.head_size) != spec.head_size:
         return "keys and values differ in size"
+    return ""
+
+
+def differing_layers(kv_cache_config: Any) -> str:
+    """Why the layers of the only group of caches cannot be served as one, in words; empty: they can.
+    Only a worker learns it."""
+    first, *others = specs_of(kv_cache_config.kv_cache_groups[0])
+    same = ("block_size", "num_kv_heads", "head_size", "head_size_v", "dtype", "attention_chunk_size")
+    if any(type(other) is not type(first) or
+           any(getattr(other, name, None) != getattr(first, name, None) for name in same)
+           for other in others):
+        return "the model's layers differ in their kind, heads or type"
     return ""
 
 

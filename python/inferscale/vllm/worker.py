@@ -9,11 +9,13 @@ from inferscale import _native
 from inferscale.vllm.packed_cache import PackedCache
 from inferscale.vllm.rotation import engine_rotation
 from inferscale.vllm.settings import (
+    differing_layers,
     engine_suffix,
     fingerprint_of,
     refusal_of,
     Settings,
     SettingsError,
+    specs_of,
 )
 from inferscale.vllm.strided_cache import StridedCache
 
@@ -41,7 +43,7 @@ class WorkerSide:
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self.refusal:
             return
-        spec = self.cache_config.kv_cache_groups[0].kv_cache_spec
+        spec = specs_of(self.cache_config.kv_cache_groups[0])[0]
         names = sorted(kv_caches, key=lambda name: int(LAYER_NUMBER.search(name)[1]))
         context = self.config.compilation_config.static_forward_context
         layers, caches = [context[name] for name in names], [kv_caches[name] for name in names]
@@ -72,6 +74,9 @@ class WorkerSide:
         if any(getattr(layer, "kv_sharing_target_layer_name", None) for layer in layers):
             # Their caches are others' under names of their own, which no scheduler counts.
             self.refuse("the model has layers that use the KV of others")
+            return
+        if differ := differing_layers(self.cache_config):
+            self.refuse(differ)
             return
         shape = (spec.block_size, spec.num_kv_heads, spec.head_size)
         if device.type in self.devices:
