@@ -81,7 +81,9 @@ class Engine:
                 max_num_seqs=8,
                 # Recovery is wrong under it in 0.24 (settings.py); a CPU has none.
                 **({"async_scheduling": False} if DEVICE == "cuda" else {}),
-                **({"gpu_memory_utilization": 0.2} if DEVICE == "cuda" else {}),
+                # Not a share of what is free, which other engines on that GPU would change meanwhile.
+                **({"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 1 << 30}
+                   if DEVICE == "cuda" else {}),
                 kv_transfer_config={
                     "kv_connector": "InferScaleConnector",
                     "kv_connector_module_path": "inferscale.vllm",
