@@ -277,10 +277,11 @@ class Vllm:
         output = self.llm.generate(*request, use_tqdm=False)[0]
         return time.perf_counter() - began, output
 
-    def batch(self, requests) -> tuple[float, list[float]]:
-        """All at once. \\return seconds until the last token, and to the first one of each."""
+    def batch(self, requests) -> tuple[float, list[float], list[int]]:
+        """All at once. \\return seconds until the last token, to the first one of each, and tokens of
+        each that were not computed."""
         engine = self.llm.llm_engine
-        began, arrival, first = time.perf_counter(), {}, {}
+        began, arrival, first, cached = time.perf_counter(), {}, {}, {}
         for number, (prompt, sampling) in enumerate(requests):
             self.numbers += 1
             name = f"b{self.numbers}-{number}"
@@ -290,8 +291,10 @@ class Vllm:
             for output in engine.step():
                 if output.outputs and output.outputs[0].token_ids:
                     first.setdefault(output.request_id, time.perf_counter())
+                    cached[output.request_id] = output.num_cached_tokens or 0
         took = time.perf_counter() - began
-        return took, [first[name] - arrival[name] for name in arrival if name in first]
+        names = [name for name in arrival if name in first]
+        return took, [first[n] - arrival[n] for n in names], [cached[n] for n in names]
 
     def closed_loop(self, requests, in_flight: int, beside=None, beside_in_flight: int = 0):
         """`in_flight` requests at a time until all have been answered, and `beside_in_flight` of

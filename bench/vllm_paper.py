@@ -238,7 +238,7 @@ def throughput(engine, options) -> None:
                 requests = [request(mode, user) for user in range(users)]
                 if mode == "paper_kv":
                     requests = arriving(requests, composing)
-                seconds, first = engine.batch(requests)
+                seconds, first, _ = engine.batch(requests)
                 engine.forget()
                 if round_number >= 0:  # the first one warms up, and fills the prefix cache
                     taken[mode].seconds.append(seconds)

@@ -28,6 +28,10 @@ FACT = 40
 
 
 def start(kind, folder, **options):
+    if DEVICE == "cuda":
+        # FlashAttention in a graph of a whole pass answers wrongly as long as a prompt is shorter than the
+        # window (vLLM 0.24 without any connector; without that graph, or with Triton, it is right).
+        options["compilation_config"] = {"cudagraph_mode": "PIECEWISE"}
     write = write_tiny_gemma3 if kind == "some layers" else write_tiny_mistral
     # 1,056: a probe of 1,025 tokens is one pass. 70 blocks of 32 tokens: four long prompts of other
     # tokens share them only because some are freed.
@@ -157,7 +161,7 @@ def test_a_load_that_fails_gives_no_wrong_answer(engine):
     prompt, blocks = ids(300, 740), facts("fails", 7)
     engine.run(prompt, "capture", blocks)
     cold = engine.run(prompt, tokens=5)
-    assert engine.recomputes != engine.frees  # where it frees, vLLM cannot compute what it skipped
+    assert not (engine.recomputes and engine.frees)  # vLLM cannot compute what it skipped
     salt, null = "fails", null_block(engine)
     with lost_before_load(engine.worker, key_of("fails", 6)) as lost:
         broken = engine.run(prompt, "inject", blocks, salt=salt, tokens=5)
