@@ -53,14 +53,13 @@ def run(engine, options) -> None:
                 if left(options) < 15:
                     print("throughput: no time left", flush=True)
                     return
-                if mode == "text" and users >= 50 and round_number not in (-1, 0):
-                    continue  # seconds long, and steady
-                if mode == "text" and users >= 50 and round_number == -1:
+                once = mode == "text" and users >= 50  # seconds long, and steady
+                if once and round_number >= 0:
                     continue
                 requests = [request(mode, user, round_number) for user in range(users)]
                 engine.hooks.clear()
                 seconds, first, cached = engine.batch(requests)
-                if round_number >= 0:  # the first one warms up, and fills the prefix cache
+                if once or round_number >= 0:  # the first one warms up, and fills the prefix cache
                     taken[mode][0].append(seconds)
                     taken[mode][1].extend(first)
                     taken[mode][2].extend(cached)

@@ -180,8 +180,8 @@ def lost_before_load(worker, key: bytes):
 
 def difference(a, b) -> float:
     """The largest difference of log-probabilities that both sides name, over all tokens; infinite
-    where they name no token in common. Relative to those beyond 32, which rounding makes coarser."""
-    return max((abs(x[i] - y[i]) / max(1, abs(x[i]) / 32)
+    where they name no token in common. Relative to those beyond 16, which rounding makes coarser."""
+    return max((abs(x[i] - y[i]) / max(1, abs(x[i]) / 16)
                 for x, y in zip(a, b, strict=True) for i in x.keys() & y.keys()),
                default=float("inf"))
 
