@@ -99,8 +99,11 @@ def parse(claims: list[str]) -> argparse.Namespace:
 
 
 def name_of(mode: str, options) -> str:
-    """Of a mode in rows: those that an int4 engine has measured do not replace another's."""
-    return mode + "_int4" if options.codec == "int4" and mode in ("kv", "ceiling") else mode
+    """Of a mode in rows: what an int4 engine, or one with larger blocks, has measured does not replace
+    another's."""
+    if options.codec == "int4" and mode in ("kv", "ceiling"):
+        mode += "_int4"
+    return mode + (f"_block{options.block_size}" if options.block_size else "")
 
 
 def left(options) -> float:
