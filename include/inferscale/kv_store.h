@@ -53,6 +53,9 @@ class KvStore {
   /// host tier.
   Status Put(std::shared_ptr<const KvBlock> block);
 
+  /// Whether the whole budget of one of the tiers holds such a block: else no Put of it succeeds.
+  bool CanHold(const KvBlock& block) const;
+
   /// kNotFound, or kDataLoss when the file was corrupt (and is now gone).
   Result<Pin> Acquire(const KvKey& key);
 

@@ -337,6 +337,15 @@ KvStore::~KvStore() = default;
 
 Status KvStore::Put(std::shared_ptr<const KvBlock> block) { return impl_->Put(std::move(block)); }
 
+bool KvStore::CanHold(const KvBlock& block) const {
+  const KvStoreOptions& options = impl_->options;
+  if (std::cmp_less_equal(block.MemorySizeBytes(), options.host_budget_bytes)) return true;
+  if (impl_->folder == nullptr) return false;
+  const std::size_t file_bytes =
+      SerializeBlockHeader(block.info(), block.payload()).size() + block.payload().size();
+  return std::cmp_less_equal(file_bytes, options.file_budget_bytes);
+}
+
 Result<KvStore::Pin> KvStore::Acquire(const KvKey& key) {
   INFERSCALE_ASSIGN_OR_RETURN(std::shared_ptr<const KvBlock> block, impl_->Acquire(key));
   Pin pin;

@@ -9,7 +9,11 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <tuple>
 #include <vector>
+
+#include <spdlog/sinks/ringbuffer_sink.h>
+#include <spdlog/spdlog.h>
 
 #include "support/engine_fixture.h"
 
@@ -103,6 +107,56 @@ TEST(LlamaEncoding, EncodesTheSameBlocksInABatchAndAlone) {
     }
     EXPECT_LT(largest, 1e-2) << "fact " << i;
   }
+}
+
+/// What is logged while it lives.
+class Log {
+ public:
+  Log() { spdlog::set_default_logger(std::make_shared<spdlog::logger>("test", sink_)); }
+  ~Log() { spdlog::set_default_logger(before_); }
+  std::int64_t LinesWith(const std::string& text) const {
+    const std::vector<std::string> lines = sink_->last_formatted();
+    return std::count_if(lines.begin(), lines.end(), [&](const std::string& line) {
+      return line.find(text) != std::string::npos;
+    });
+  }
+
+ private:
+  std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
+  std::shared_ptr<spdlog::sinks::ringbuffer_sink_mt> sink_ =
+      std::make_shared<spdlog::sinks::ringbuffer_sink_mt>(64);
+};
+
+TEST(LlamaEncoding, AnOpeningThatCannotBeStoredIsComputedInVainOnce) {
+  LlamaEngineOptions options = TestOptions(TinyModel("llama_norm"));
+  options.store.host_budget_bytes = 64 << 10;  // and no files
+  const auto engine = Open(options);
+  const Log log;
+  const auto opening = [&](std::uint8_t number, std::size_t tokens) {
+    EncodeRequest request =
+        MakeRequest(Key(number, 5), TokenIds(tokens, engine->Tokenize(" the").back()), {});
+    request.urgent = true;
+    return request;
+  };
+  // One does not fit the store, one not the encoding context.
+  for (const auto& [number, tokens, refused] :
+       {std::tuple(1, 1000, StatusCode::kResourceExhausted),
+        std::tuple(2, 100'000, StatusCode::kInvalidArgument)}) {
+    const EncodeRequest request =
+        opening(static_cast<std::uint8_t>(number), static_cast<std::size_t>(tokens));
+    EXPECT_EQ(EncodeAll(*engine, {request}).front().status.code(), refused);
+    std::vector<StatusCode> again;
+    for (int chat = 0; chat < 3; ++chat) {
+      engine->Encode({request}, [&, asking = std::this_thread::get_id()](const auto& outcome) {
+        EXPECT_EQ(std::this_thread::get_id(), asking) << "it was queued";
+        again.push_back(outcome.status.code());
+      });
+      ASSERT_EQ(again.size(), static_cast<std::size_t>(chat) + 1);
+    }
+    EXPECT_EQ(again, std::vector(3, refused));
+    EXPECT_EQ(log.LinesWith("served as text"), number);
+  }
+  EXPECT_TRUE(EncodeAll(*engine, {opening(3, 10)}).front().status.ok()) << "another one is stored";
 }
 
 TEST(LlamaEncoding, GivesWayButIsNotStarvedByGenerations) {

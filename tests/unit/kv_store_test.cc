@@ -60,8 +60,10 @@ TEST_F(KvStoreTest, WorksWithoutAFolder) {
   EXPECT_EQ(Tier(*store, 3), KvTier::kHost);
   EXPECT_TRUE(store->Erase(std::vector{TestKey(3)}).ok());
   EXPECT_EQ(Tier(*store, 3), KvTier::kNone);
-  EXPECT_EQ(store->Put(TestBlock(TestBlockInfo(9, KvCodec::kF32, 500))).code(),
-            StatusCode::kResourceExhausted);
+  const auto large = TestBlock(TestBlockInfo(9, KvCodec::kF32, 500));
+  EXPECT_EQ(store->Put(large).code(), StatusCode::kResourceExhausted);
+  EXPECT_FALSE(store->CanHold(*large));
+  EXPECT_TRUE(store->CanHold(*TestBlock(9)));
 }
 
 TEST_F(KvStoreTest, HostTierEvictsTheLeastRecentlyUsed) {
@@ -209,6 +211,11 @@ TEST_F(KvStoreTest, FileLargerThanItsBudgetStaysInMemory) {
   EXPECT_EQ(store->Put(TestBlock(1)).code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(Tier(*store, 1), KvTier::kHost);
   EXPECT_EQ(BytesOnDisk(folder_.path()), 0);
+  EXPECT_TRUE(store->CanHold(*TestBlock(1)));
+  options.host_budget_bytes = 0;
+  EXPECT_FALSE(Open(options)->CanHold(*TestBlock(1)));
+  options.file_budget_bytes = FileBytes(1);
+  EXPECT_TRUE(Open(options)->CanHold(*TestBlock(1)));
 }
 
 TEST_F(KvStoreTest, BlocksOfAnotherModelAreRefusedAndNeverReturned) {

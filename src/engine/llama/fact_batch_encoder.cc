@@ -21,6 +21,7 @@ constexpr double kShareBesideGenerations = 0.5;
 /// When nothing else runs. What a generation interrupts is computed again, so not for ever.
 constexpr double kPieceSeconds = 0.5;
 constexpr std::size_t kRememberedKeys = 1 << 20;
+constexpr std::size_t kRememberedFailures = 1 << 12;
 
 bool SameContext(const EncodeRequest& a, const EncodeRequest& b) {
   static const TokenIds kEmpty;
@@ -65,16 +66,17 @@ Status FactBatchEncoder::Check(const EncodeRequest& request) const {
   if (own == 0) return InvalidArgument("a block needs at least one token");
   const std::int64_t room =
       std::min({context_->tokens_per_sequence(), transfer_->positions(), 1 << 24});
+  const std::string what =
+      (request.urgent ? "a prompt's opening of " : "a fact of ") + std::to_string(own);
   // The context's cells are shared, but the fact's own come on top.
   if (behind + own > room) {
-    return InvalidArgument("a fact of " + std::to_string(own) + " tokens behind " +
-                           std::to_string(behind) +
+    return InvalidArgument(what + " tokens behind " + std::to_string(behind) +
                            " tokens does not fit the encoding context of " + std::to_string(room) +
-                           " tokens; shorten the fact");
+                           " tokens; shorten " +
+                           (request.urgent ? "the system text or the tools" : "the fact"));
   }
   if (window_ > 0 && own > window_) {
-    return InvalidArgument("a fact of " + std::to_string(own) +
-                           " tokens is longer than the model's sliding window of " +
+    return InvalidArgument(what + " tokens is longer than the model's sliding window of " +
                            std::to_string(window_) + " tokens; shorten it");
   }
   const auto known = [&](TokenId id) { return id >= 0 && id < context_->vocabulary(); };
@@ -87,11 +89,14 @@ Status FactBatchEncoder::Check(const EncodeRequest& request) const {
 
 void FactBatchEncoder::Encode(std::vector<EncodeRequest> requests, OnOutcome on_outcome) {
   const auto shared = std::make_shared<const OnOutcome>(std::move(on_outcome));
+  std::vector<std::pair<Item, Status>> ended;
   {
     const std::scoped_lock lock(mutex_);
     std::vector<Item> urgent;
     for (EncodeRequest& request : requests) {
-      if (request.urgent) {
+      if (const auto known = impossible_.find(request.info.key); known != impossible_.end()) {
+        ended.push_back({{std::move(request), shared}, known->second});
+      } else if (request.urgent) {
         urgent.push_back({std::move(request), shared});
       } else {
         queue_.push_back({std::move(request), shared});
@@ -102,6 +107,16 @@ void FactBatchEncoder::Encode(std::vector<EncodeRequest> requests, OnOutcome on_
   }
   changed_.notify_all();
   gate_->Nudge();
+  for (const auto& [item, status] : ended) Report(item, status);
+}
+
+void FactBatchEncoder::RememberImpossible(const EncodeRequest& request, const Status& status) {
+  if (impossible_.size() >= kRememberedFailures) impossible_.clear();
+  const bool is_new = impossible_.try_emplace(request.info.key, status).second;
+  // Whoever asks for facts logs what becomes of them.
+  if (is_new && request.urgent) {
+    spdlog::warn("chats of one system text are served as text: {}", status.message());
+  }
 }
 
 std::deque<FactBatchEncoder::Item>::iterator FactBatchEncoder::FirstOrdinary() {
@@ -122,7 +137,10 @@ void FactBatchEncoder::Cancel(std::span<const KvKey> keys) {
     for (const KvKey& key : running_) {
       if (wanted.contains(key)) cancelled_.insert(key);
     }
-    for (const KvKey& key : keys) stored_.erase(key);
+    for (const KvKey& key : keys) {
+      stored_.erase(key);
+      impossible_.erase(key);
+    }
   }
   for (const Item& item : ended)
     Report(item, Cancelled("the fact was erased before it was encoded"));
@@ -230,6 +248,7 @@ void FactBatchEncoder::Run() {
       {
         const std::scoped_lock lock(mutex_);
         running_.erase(item.request.info.key);
+        RememberImpossible(item.request, status);
       }
       Report(item, status);
     }
@@ -374,10 +393,12 @@ Status FactBatchEncoder::Store(Item& item, std::int32_t sequence, std::int32_t c
   running_.erase(key);
   if (cancelled_.erase(key) > 0) return Cancelled("the fact was erased before it was encoded");
   if (!block.ok()) return block.status();
-  const Status stored = store_->Put(std::move(*block));
+  const Status stored = store_->Put(*block);
   if (stored.ok()) {
     if (stored_.size() >= kRememberedKeys) stored_.clear();
     stored_.insert(key);
+  } else if (stored.code() == StatusCode::kResourceExhausted && !store_->CanHold(**block)) {
+    RememberImpossible(item.request, stored);  // a full disk may have room again
   }
   return stored;
 }

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <thread>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -23,8 +24,10 @@ namespace inferscale {
 
 /// Owns the encoding context and its thread. Facts with equal context share one computation of it
 /// and are computed side by side, each in a sequence of its own. Gives way to generations: beside
-/// them it works in short slices for half of the time, and keeps what it has. Thread-safe; outcomes
-/// are reported on its thread, under no lock. Destroying it ends what is left with kCancelled.
+/// them it works in short slices for half of the time, and keeps what it has. What was too large
+/// for its context or the store's budgets is not tried again. Thread-safe; outcomes are reported on
+/// its thread, those of what is not tried by Encode itself, under no lock. Destroying it ends what
+/// is left with kCancelled.
 class FactBatchEncoder {
  public:
   struct Options {
@@ -68,6 +71,8 @@ class FactBatchEncoder {
   Result<std::size_t> Compute(std::span<const BatchToken> tokens, bool urgent,
                               const std::function<void(std::size_t)>& on_computed);
   Status Store(Item& item, std::int32_t sequence, std::int32_t context_tokens);
+  /// A chat asks for its exact prefix each time: it is computed in vain once. Under the lock.
+  void RememberImpossible(const EncodeRequest& request, const Status& status);
   void Report(const Item& item, Status status);
   void Requeue(std::span<Item> batch);
   std::deque<Item>::iterator FirstOrdinary();  ///< of the queue, under the lock
@@ -87,6 +92,7 @@ class FactBatchEncoder {
   std::deque<Item> queue_;
   std::unordered_set<KvKey> running_, cancelled_;
   std::unordered_set<KvKey> stored_;
+  std::unordered_map<KvKey, Status> impossible_;  ///< why
 
   // The encoding thread's own.
   TokenIds shared_;  ///< tokens whose KV sequence 0 holds
