@@ -98,6 +98,10 @@ struct MemoryServiceOptions {
   std::size_t vector_bytes = std::size_t{1} << 30;
 };
 
+/// Under this name the catalog keeps the encoding that last stored KV
+/// (MemoryService::encoding_id()), for whoever looks at a data folder without a model.
+inline constexpr const char* kLastEncodingMeta = "cli.encoding_id";
+
 class MemoryService {
  public:
   /// `engine` may be null: memory without chat and KV (search, list, export on a machine without a

@@ -146,8 +146,9 @@ struct KvState {
 /// From the catalog and the names of files: no model is loaded.
 Result<KvState> KvStateOf(const Config& config, Catalog& catalog, const Fact& fact,
                           const ScopeInfo& scope) {
-  INFERSCALE_ASSIGN_OR_RETURN(const std::string encoding, catalog.GetMeta(meta_names::kEncodingId));
-  if (encoding.empty()) return KvState{"waiting: no model has been used with this folder yet", 0};
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string encoding, catalog.GetMeta(kLastEncodingMeta));
+  if (encoding.empty())
+    return KvState{"waiting: no model that stores KV has been used with this folder yet", 0};
   INFERSCALE_ASSIGN_OR_RETURN(const auto records,
                               catalog.GetKvRecords(std::span(&fact.id, 1), encoding));
   KvState state{"waiting: computed by the next command that loads the model", 0};

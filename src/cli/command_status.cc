@@ -53,8 +53,7 @@ Result<int> ShowStatus(CliContext& context) {
   }
   for (const ScopeInfo& scope : all) all_facts += scope.facts;
 
-  INFERSCALE_ASSIGN_OR_RETURN(const std::string encoding,
-                              catalog->GetMeta(meta_names::kEncodingId));
+  INFERSCALE_ASSIGN_OR_RETURN(const std::string encoding, catalog->GetMeta(kLastEncodingMeta));
   INFERSCALE_ASSIGN_OR_RETURN(const std::string embedder,
                               catalog->GetMeta(meta_names::kEmbedderId));
   std::int64_t encodings = all_facts;

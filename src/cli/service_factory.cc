@@ -312,10 +312,6 @@ Result<OpenedService> OpenServiceAt(const Config& config, const fs::path& folder
       opened.service,
       MemoryService::Create(std::move(catalog), std::move(embedder), std::move(engine),
                             std::move(chosen.extractor), std::move(options)));
-  if (with_engine) {
-    INFERSCALE_RETURN_IF_ERROR(RememberIfChanged(opened.service->catalog(), meta_names::kEncodingId,
-                                                 opened.service->encoding_id()));
-  }
   return opened;
 }
 

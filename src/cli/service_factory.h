@@ -23,7 +23,6 @@ namespace inferscale {
 
 /// Names of values that commands keep in the catalog.
 namespace meta_names {
-inline constexpr const char* kEncodingId = "cli.encoding_id";  ///< of the model last used
 inline constexpr const char* kEmbedderId = "cli.embedder_id";
 inline constexpr const char* kEndpoint = "cli.endpoint";  ///< the one last used, its dimensions
 inline constexpr const char* kExtractionCheck =

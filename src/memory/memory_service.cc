@@ -105,8 +105,17 @@ Result<MemoryService::Impl::Encoding*> MemoryService::Impl::CurrentEncoding() {
   std::unique_ptr<Encoding> made(
       new Encoding{{*engine, *catalog, recipe, codec}, able.kv_injection, {}});
   INFERSCALE_RETURN_IF_ERROR(ApplyAccuracyGate(*made));
+  RememberEncoding(*made);
   encodings.push_back(std::move(made));
   return encoding = encodings.back().get();
+}
+
+void MemoryService::Impl::RememberEncoding(const Encoding& of) {
+  if (!of.kv) return;  // it stores nothing to be looked for
+  const Result<std::string> known = catalog->GetMeta(kLastEncodingMeta);
+  if (known.ok() && *known == of.id()) return;
+  const Status kept = catalog->SetMeta(kLastEncodingMeta, of.id());
+  if (!kept.ok()) spdlog::warn("inferscale status may count KV wrongly: {}", kept.ToString());
 }
 
 Status MemoryService::Impl::ApplyAccuracyGate(Encoding& of) {

@@ -86,6 +86,9 @@ struct MemoryService::Impl {
   Result<Encoding*> CurrentEncoding();
   /// Reads and logs what was found about the accuracy of an encoding.
   Status ApplyAccuracyGate(Encoding& of);
+  /// Keeps its id in the catalog, if it stores KV: also of one that came after the start. Nobody is
+  /// refused an answer because that fails.
+  void RememberEncoding(const Encoding& of);
 
   /// Scopes a request may read; empty when it names no owner.
   Result<std::vector<ScopeInfo>> ReadableScopes(const Scope& scope);

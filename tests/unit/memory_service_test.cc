@@ -247,12 +247,15 @@ TEST_F(MemoryServiceTest, AnEngineThatCanStoreKvLaterIsGivenWhatWasAddedBefore) 
   EXPECT_EQ(CountOf(report->generation, "model_unsupported"), 1);
   EXPECT_EQ(service_->Pending()->encodings, 0);
   const std::string encoding_id = service_->encoding_id();
+  EXPECT_EQ(*service_->catalog().GetMeta(kLastEncodingMeta), "");
   late->BecomeAble();
   for (int i = 0; i < 1000 && service_->Pending()->encodings > 0; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   ASSERT_EQ(service_->Pending()->encodings, 0);
   EXPECT_NE(service_->encoding_id(), encoding_id);
+  // Whoever looks at the folder later looks for the KV that was stored, not for that of the start.
+  EXPECT_EQ(*service_->catalog().GetMeta(kLastEncodingMeta), service_->encoding_id());
   report = service_->ChatBlocking(Ask("ada", "what is the cat called"));
   ASSERT_TRUE(report.ok());
   EXPECT_GT(report->generation.injected_tokens, 20);
