@@ -124,7 +124,10 @@ std::optional<std::int32_t> ConnectorScheduler::MatchedTokens(const std::string&
         active.pins.begin(), active.pins.end(), [](const Pinned& pin) { return pin.serial != 0; }));
     return 0;
   }
-  if (!resident && promotions_.enabled() && MustWait(request, active, computed, end)) {
+  // What lies behind the window of the first computed token is not loaded: the engine gives it null
+  // blocks. It need not come up.
+  const std::int32_t begin = std::max(computed, FreedTokens(end));
+  if (!resident && promotions_.enabled() && MustWait(request, active, begin, end)) {
     return std::nullopt;
   }
   return std::max(0, end - computed);
@@ -156,22 +159,24 @@ std::int32_t ConnectorScheduler::NullTokens(std::span<const std::int32_t> block_
   return static_cast<std::int32_t>(first - block_table.begin()) * options_.block_slots;
 }
 
+std::int32_t ConnectorScheduler::FreedTokens(std::int32_t begin) const {
+  if (options_.window == 0) return 0;
+  const std::int32_t seen = std::max(0, begin - options_.window + 1);
+  return seen / options_.block_slots * options_.block_slots;
+}
+
 bool ConnectorScheduler::FailsUnseen(std::int32_t end, std::int32_t tokens) const {
-  if (!options_.frees_ahead || options_.window == 0) return false;
   // The pass behind the load may reach the request's end, and the next one begins there.
-  const std::int32_t seen = tokens - options_.window + 1;
-  return seen / options_.block_slots > (end - 1) / options_.block_slots && seen > 0;
+  return options_.frees_ahead && FreedTokens(tokens) >= end;
 }
 
 bool ConnectorScheduler::IsWhole(const Active& active, std::int32_t first, std::int32_t last,
                                  std::int32_t begin) const {
   if (options_.window == 0) return true;
-  // Before a pass the engine frees the blocks that lie whole behind the window of its first token.
-  // The request's own table is not told.
-  const std::int32_t seen = std::max(0, begin - options_.window + 1);
   const std::int32_t slots = options_.block_slots;
   const std::int32_t first_block = first / slots, end_block = (last + slots - 1) / slots;
-  if (first_block < seen / slots ||
+  // The request's own table is not told of what is freed.
+  if (first < FreedTokens(begin) ||
       static_cast<std::size_t>(end_block) > active.block_table.size()) {
     return false;
   }

@@ -146,6 +146,9 @@ class ConnectorScheduler {
                std::int32_t computed);
   /// Tokens in front of the first block of a table that is not null.
   std::int32_t NullTokens(std::span<const std::int32_t> block_table) const;
+  /// Tokens in engine blocks that lie whole behind the window of a pass which begins at `begin`:
+  /// the engine frees those before it, and nothing looks at them any more.
+  std::int32_t FreedTokens(std::int32_t begin) const;
   /// Whether none of the blocks that hold a match up to `end` is sure to be in the engine's table
   /// when it hears of a load that failed.
   bool FailsUnseen(std::int32_t end, std::int32_t tokens) const;
@@ -153,6 +156,7 @@ class ConnectorScheduler {
   bool IsWhole(const Active& active, std::int32_t first, std::int32_t last,
                std::int32_t begin) const;
   void Drop(std::span<const KvKey> keys);
+  /// Whether the request waits until what it loads of [begin, end) has come up to the arenas.
   bool MustWait(const std::string& request, const Active& active, std::int32_t begin,
                 std::int32_t end);
   void TakeArenas(const WorkerReport& report);

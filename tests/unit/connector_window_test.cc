@@ -414,6 +414,71 @@ INSTANTIATE_TEST_SUITE_P(Paths, ConnectorWindowTest, ::testing::Bool(), [](const
   return info.param ? std::string("Device") : std::string("Staging");
 });
 
+TEST(ConnectorWindowPromotionTest, WhatLiesBehindTheWindowNeitherComesUpNorIsWaitedFor) {
+  ConnectorSchedulerOptions options;
+  options.secret.assign(kSecret.begin(), kSecret.end());
+  options.budget_bytes = 1 << 20;
+  options.token_bytes = 10;
+  options.window = kWindow;
+  options.block_slots = kBlockSlots;
+  options.steady_ms = [] { return std::int64_t{0}; };
+  const auto scheduler = *ConnectorScheduler::Create(std::move(options));
+  const auto report = [&](const WorkerReport& report) {
+    ASSERT_TRUE(scheduler->TakeReport(SerializeWorkerReport(report)).ok());
+  };
+  // Six facts of 40 tokens, none of them in the arena; 90 tokens of them may be kept there.
+  TransferRequest transfer;
+  transfer.scope_tag = 7;
+  transfer.epoch = 1;
+  transfer.salt = "salt";
+  transfer.expires_ms = 10;
+  TokenIds prompt;
+  WorkerReport first;
+  for (std::int32_t fact = 0; fact < 6; ++fact) {
+    TokenIds own(40);
+    std::iota(own.begin(), own.end(), 1000 * fact);
+    const KvKey key = TestKey(static_cast<std::uint64_t>(fact));
+    transfer.blocks.push_back({key, 40 * fact, 40 * fact + 40, {}});
+    prompt.insert(prompt.end(), own.begin(), own.end());
+    first.held.push_back({key, 7, 1, std::move(own)});
+  }
+  prompt.insert(prompt.end(), 20, 77);
+  first.arena_bytes = 1200;
+  first.rotation_measured = true;
+  report(first);
+  scheduler->StartComplete();
+  const auto add = [&](const std::string& name) {
+    ASSERT_TRUE(scheduler->Add(name, SignTransferRequest(transfer, prompt, AsBytes(kSecret)),
+                               prompt, "salt", 5));
+  };
+  // Token 240, the first to be computed, sees from 193 on, whose block begins at 192.
+  add("chat");
+  EXPECT_EQ(scheduler->MatchedTokens("chat", 0), std::nullopt);
+  const StepPlan plan = scheduler->TakePlan();
+  ASSERT_EQ(plan.promote.size(), 2U);
+  EXPECT_EQ(plan.promote[0].key, TestKey(4));
+  EXPECT_EQ(plan.promote[1].key, TestKey(5));
+  WorkerReport up;
+  up.resident = {TestKey(4), TestKey(5)};
+  report(up);
+  EXPECT_EQ(scheduler->MatchedTokens("chat", 0), 240);
+  std::vector<std::int32_t> table(17);
+  std::iota(table.begin() + 12, table.end(), 1);
+  scheduler->Allocated("chat", 240, table);
+  const StepPlan loading = scheduler->TakePlan();
+  ASSERT_EQ(loading.loads.size(), 1U);
+  EXPECT_EQ(loading.loads[0].pieces.size(), 2U);
+  scheduler->Finished("chat");
+  EXPECT_EQ(scheduler->promotions().counters().given_up, 0);
+  // What is seen of them is there: nobody waits for the others.
+  add("next");
+  EXPECT_EQ(scheduler->MatchedTokens("next", 0), 240);
+  scheduler->Finished("next");
+  EXPECT_EQ(scheduler->promotions().counters().waits, 1);
+  EXPECT_EQ(scheduler->promotions().kept_bytes(), 0);
+  EXPECT_EQ(scheduler->directory().pins(), 0);
+}
+
 TEST(ConnectorWindowOptionsTest, AWindowNeedsABlockSize) {
   ConnectorSchedulerOptions options;
   options.secret.assign(kSecret.begin(), kSecret.end());
