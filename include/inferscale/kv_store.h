@@ -25,6 +25,8 @@ struct KvStoreOptions {
   std::int64_t host_budget_bytes = std::int64_t{1} << 30;
   std::int64_t file_budget_bytes = std::int64_t{16} << 30;
   Fingerprint fingerprint{};  ///< blocks of another fingerprint are never returned
+  /// How often a disk that was full is tried again while blocks are in memory alone.
+  std::int64_t file_again_ms = 30'000;
 };
 
 enum class KvTier : std::uint8_t { kNone, kFile, kHost };
@@ -49,8 +51,9 @@ class KvStore {
   KvStore& operator=(const KvStore&) = delete;
 
   /// Stores a block in both tiers. kFailedPrecondition if its scope has been erased at a later
-  /// epoch or its fingerprint is not the store's; a full disk (kResourceExhausted) leaves it in the
-  /// host tier.
+  /// epoch or its fingerprint is not the store's; a full disk (kResourceExhausted), or a folder
+  /// that cannot be written, leaves it in the host tier, from where it is written to a file when
+  /// that is possible again, unless it has been erased or evicted by then.
   Status Put(std::shared_ptr<const KvBlock> block);
 
   /// Whether the whole budget of one of the tiers holds such a block: else no Put of it succeeds.
@@ -68,6 +71,10 @@ class KvStore {
   Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
   /// Refuses later Puts of this scope below `epoch`, erasing nothing.
   void FenceScope(std::uint64_t scope_tag, std::uint64_t epoch);
+
+  /// From now on nothing that is in memory alone is written to a file: for a store that another one
+  /// is to take the place of. Waits for what is being written so.
+  void StopFiling();
 
   KvStoreStats Stats() const;
   /// What the blocks of these scopes take in the file tier.

@@ -55,11 +55,13 @@ Result<std::unique_ptr<KvStore>> ConnectorWorker::OpenStore() const {
   store.host_budget_bytes = options_.host_budget_bytes;
   store.file_budget_bytes = options_.file_budget_bytes;
   store.fingerprint = options_.fingerprint;
+  store.file_again_ms = options_.file_again_ms;
   return KvStore::Open(std::move(store));
 }
 
 Status ConnectorWorker::Clear() {
   if (device_ != nullptr) device_->Clear();
+  store_->StopFiling();  // what is in memory alone is to go too
   if (!options_.folder.empty()) {
     INFERSCALE_ASSIGN_OR_RETURN(const auto folder, BlockFolder::Open(options_.folder));
     INFERSCALE_ASSIGN_OR_RETURN(const std::vector<BlockFolder::Listed> files, folder->List());

@@ -40,6 +40,7 @@ struct ConnectorWorkerOptions {
   std::int64_t engine_blocks = 0;
   std::int32_t max_position = 0;  ///< longest sequence of the engine
   std::int32_t rank = 0;
+  std::int64_t file_again_ms = KvStoreOptions{}.file_again_ms;
 };
 
 /// Contiguous keys and values, [layers][tokens][heads][dim] each.

@@ -32,7 +32,7 @@ void HostTier::Insert(std::shared_ptr<const KvBlock> block, std::int64_t pins) {
     --pinned_blocks_;
     detached_.erase(detached);
   }
-  Entry entry{std::move(block), bytes, pins, unpinned_.end()};
+  Entry entry{std::move(block), bytes, pins, unpinned_.end(), unfiled_.end()};
   if (pins == 0) {
     unpinned_.push_front(key);
     entry.unpinned_place = unpinned_.begin();
@@ -94,8 +94,36 @@ void HostTier::EraseScope(std::uint64_t scope_tag) {
   }
 }
 
+HostTier::Entry* HostTier::FindExactly(const KvBlock& block) {
+  const auto place = entries_.find(block.info().key);
+  if (place == entries_.end() || place->second.block.get() != &block) return nullptr;
+  return &place->second;
+}
+
+void HostTier::MarkUnfiled(const KvBlock& block) {
+  Entry* const entry = FindExactly(block);
+  if (entry == nullptr) return;
+  if (entry->unfiled_place == unfiled_.end()) {
+    entry->unfiled_place = unfiled_.insert(unfiled_.end(), block.info().key);
+  } else {
+    unfiled_.splice(unfiled_.end(), unfiled_, entry->unfiled_place);
+  }
+}
+
+void HostTier::MarkFiled(const KvBlock& block) {
+  Entry* const entry = FindExactly(block);
+  if (entry == nullptr || entry->unfiled_place == unfiled_.end()) return;
+  unfiled_.erase(entry->unfiled_place);
+  entry->unfiled_place = unfiled_.end();
+}
+
+std::shared_ptr<const KvBlock> HostTier::OldestUnfiled() const {
+  return unfiled_.empty() ? nullptr : entries_.at(unfiled_.front()).block;
+}
+
 void HostTier::Remove(Entries::iterator place) {
   Entry& entry = place->second;
+  if (entry.unfiled_place != unfiled_.end()) unfiled_.erase(entry.unfiled_place);
   if (entry.pins > 0) {
     detached_.emplace(entry.block.get(), Detached{entry.bytes, entry.pins});
   } else {

@@ -42,6 +42,13 @@ class HostTier {
   void EraseExactly(const KvBlock& block);
   void EraseScope(std::uint64_t scope_tag);
 
+  /// This block is in no file, or is in one, if it is the one of its key here; what is put in is
+  /// taken to be in one. Unfiled blocks go as any other does.
+  void MarkUnfiled(const KvBlock& block);
+  void MarkFiled(const KvBlock& block);
+  /// The one that was marked first; nullptr when there is none.
+  std::shared_ptr<const KvBlock> OldestUnfiled() const;
+
   std::int64_t blocks() const { return static_cast<std::int64_t>(entries_.size()); }
   /// Bytes of all blocks held here, erased ones that are still pinned included.
   std::int64_t bytes() const { return bytes_; }
@@ -54,6 +61,7 @@ class HostTier {
     std::int64_t bytes = 0;
     std::int64_t pins = 0;
     std::list<KvKey>::iterator unpinned_place;  ///< valid when pins == 0
+    std::list<KvKey>::iterator unfiled_place;   ///< the end of unfiled_: it is in a file
   };
   struct Detached {
     std::int64_t bytes = 0;
@@ -63,11 +71,13 @@ class HostTier {
 
   void Insert(std::shared_ptr<const KvBlock> block, std::int64_t pins);
   void Remove(Entries::iterator place);
+  Entry* FindExactly(const KvBlock& block);
   void EvictToBudget();
 
   const std::int64_t budget_bytes_;
   Entries entries_;
   std::list<KvKey> unpinned_;                              ///< most recently used first
+  std::list<KvKey> unfiled_;                               ///< in the order they were marked
   std::unordered_map<const KvBlock*, Detached> detached_;  ///< erased or replaced while pinned
   std::int64_t bytes_ = 0;
   std::int64_t pinned_blocks_ = 0;

@@ -1,10 +1,14 @@
 #include "inferscale/kv_store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <list>
 #include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -25,7 +29,10 @@ struct KvStore::Impl {
   struct Write {
     KvKey key;
     std::uint64_t scope_tag = 0;
+    // In memory from before: a fence that came since keeps what is stored.
+    bool is_stored = false;
     bool erased = false;
+    bool fits = false;  // what fails now may succeed later
   };
   using Writes = std::list<Write>;
 
@@ -41,12 +48,16 @@ struct KvStore::Impl {
   Status WriteFile(const KvBlock& block, Writes::iterator write);
   Status PublishFile(const KvBlock& block, Writes::iterator write,
                      const std::filesystem::path& temporary, std::int64_t file_bytes);
+  void FileLater();
+  bool FileOldest(std::unique_lock<std::mutex>& lock);
+  void StopFiling();
   Result<std::shared_ptr<const KvBlock>> Acquire(const KvKey& key);
   Result<std::shared_ptr<const KvBlock>> Load(const BlockFile& file);
   Status Erase(std::span<const KvKey> keys);
   Status EraseScope(std::uint64_t scope_tag, std::uint64_t epoch);
 
   // With directory_mutex held.
+  void StartFiling();
   bool IsFenced(std::uint64_t scope_tag, std::uint64_t epoch) const {
     const auto fence = fences.find(scope_tag);
     return fence != fences.end() && epoch < fence->second;
@@ -86,6 +97,11 @@ struct KvStore::Impl {
   std::vector<BlockFile> unremoved;  // erased files whose removal failed; another Erase tries again
   std::unordered_map<std::uint64_t, std::uint64_t> fences;
   KvStoreStats counters;
+  // Writes what is in memory alone. It runs from the first error of the disk on: only a thread of
+  // the store's own does it while an engine is idle, and lets no engine's step wait for a disk.
+  std::thread filer;
+  bool filing_stopped = false;
+  std::condition_variable filing_changed;
 };
 
 namespace {
@@ -146,12 +162,77 @@ Status KvStore::Impl::Put(std::shared_ptr<const KvBlock> block) {
   Status status = WriteFile(*block, write);
   lock.lock();
   const bool erased = write->erased || IsFenced(info.scope_tag, info.epoch);
+  const bool fits = write->fits;
   writes.erase(write);
   write_finished.notify_all();
-  // Fenced while its file was written: left in memory it would count as stored until the process
-  // ends, and then be nowhere. After an error of the disk memory is the best place there is.
-  if (!status.ok() && erased) host.EraseExactly(*block);
+  if (status.ok()) {
+    host.MarkFiled(*block);
+  } else if (erased) {
+    // Fenced while its file was written: left in memory it would count as stored until the process
+    // ends, and then be nowhere. After an error of the disk memory is the best place there is.
+    host.EraseExactly(*block);
+  } else if (fits) {
+    host.MarkUnfiled(*block);
+    StartFiling();
+  }
   return status;
+}
+
+void KvStore::Impl::StartFiling() {
+  filing_changed.notify_all();
+  if (filer.joinable() || filing_stopped) return;
+  try {
+    filer = std::thread([this] { FileLater(); });
+  } catch (const std::system_error&) {
+    // No thread to be had: the next error of the disk asks for one again.
+  }
+}
+
+void KvStore::Impl::StopFiling() {
+  {
+    const std::lock_guard lock(directory_mutex);
+    filing_stopped = true;
+  }
+  filing_changed.notify_all();
+  if (filer.joinable()) filer.join();
+}
+
+void KvStore::Impl::FileLater() {
+  const std::chrono::milliseconds pause(options.file_again_ms);
+  const auto stopped = [this] { return filing_stopped; };
+  std::unique_lock lock(directory_mutex);
+  for (;;) {
+    filing_changed.wait(lock, [&] { return stopped() || host.OldestUnfiled() != nullptr; });
+    // A disk that has just been full is still full; one attempt a pause tells when it is not.
+    if (filing_changed.wait_for(lock, pause, stopped)) return;
+    while (!stopped() && FileOldest(lock)) {
+    }
+  }
+}
+
+// Whether it is worthwhile to go on at once.
+bool KvStore::Impl::FileOldest(std::unique_lock<std::mutex>& lock) {
+  const std::shared_ptr<const KvBlock> block = host.OldestUnfiled();
+  if (block == nullptr) return false;
+  const KvBlockInfo& info = block->info();
+  const auto write = writes.insert(writes.end(), Write{info.key, info.scope_tag, true});
+  lock.unlock();
+  Status status;
+  try {
+    status = WriteFile(*block, write);
+  } catch (const std::exception& error) {  // of memory: it would end the process
+    status = ResourceExhausted(error.what());
+  }
+  lock.lock();
+  const bool erased = write->erased;
+  writes.erase(write);
+  write_finished.notify_all();
+  if (status.ok()) {
+    host.MarkFiled(*block);
+  } else if (!erased) {
+    host.MarkUnfiled(*block);  // behind the others: one that is too large for the disk stops none
+  }
+  return status.ok() || erased;
 }
 
 Status KvStore::Impl::WriteFile(const KvBlock& block, Writes::iterator write) {
@@ -162,6 +243,7 @@ Status KvStore::Impl::WriteFile(const KvBlock& block, Writes::iterator write) {
                              " bytes does not fit in the file budget of " +
                              std::to_string(options.file_budget_bytes));
   }
+  write->fits = true;
   {
     const std::lock_guard names(names_mutex);
     {
@@ -188,7 +270,8 @@ Status KvStore::Impl::PublishFile(const KvBlock& block, Writes::iterator write,
   const std::lock_guard names(names_mutex);
   {
     const std::lock_guard lock(directory_mutex);
-    if (write->erased || IsFenced(info.scope_tag, info.epoch)) return Erased();
+    const bool fenced = !write->is_stored && IsFenced(info.scope_tag, info.epoch);
+    if (write->erased || fenced) return Erased();
   }
   INFERSCALE_RETURN_IF_ERROR(folder->Publish(temporary, id));
   const std::lock_guard lock(directory_mutex);
@@ -320,8 +403,8 @@ Status KvStore::Impl::EraseScope(std::uint64_t scope_tag, std::uint64_t epoch) {
 }
 
 Result<std::unique_ptr<KvStore>> KvStore::Open(KvStoreOptions options) {
-  if (options.host_budget_bytes < 0 || options.file_budget_bytes < 0) {
-    return InvalidArgument("the KV store's budgets must not be negative");
+  if (options.host_budget_bytes < 0 || options.file_budget_bytes < 0 || options.file_again_ms < 1) {
+    return InvalidArgument("the KV store's budgets must not be negative, its pause positive");
   }
   std::unique_ptr<BlockFolder> folder;
   if (!options.folder.empty()) {
@@ -333,7 +416,9 @@ Result<std::unique_ptr<KvStore>> KvStore::Open(KvStoreOptions options) {
 }
 
 KvStore::KvStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-KvStore::~KvStore() = default;
+KvStore::~KvStore() { impl_->StopFiling(); }
+
+void KvStore::StopFiling() { impl_->StopFiling(); }
 
 Status KvStore::Put(std::shared_ptr<const KvBlock> block) { return impl_->Put(std::move(block)); }
 

@@ -76,6 +76,7 @@ class ConnectorDeviceTest : public ::testing::Test {
     worker.block_slots = kBlockSlots;
     worker.engine_blocks = kBlocks;
     worker.max_position = 2048;
+    worker.file_again_ms = file_again_ms_;
     worker_ = *ConnectorWorker::Create(std::move(worker));
     engine_ = std::make_unique<FakePagedEngine>(0, kHeads);
     auto device = std::make_unique<LazyDevice>(seed);
@@ -201,6 +202,7 @@ class ConnectorDeviceTest : public ::testing::Test {
   std::unique_ptr<ConnectorWorker> worker_;
   LazyDevice* device_ = nullptr;
   std::int64_t pinned_bytes_ = 1 << 20, host_bytes_ = 1 << 26, file_bytes_ = 1 << 26;
+  std::int64_t file_again_ms_ = 30'000;
   std::int64_t now_ms_ = 0;
   bool impatient_ = false;  ///< no request waits for longer than a step
   std::vector<Request> done_;

@@ -24,6 +24,12 @@ class ConnectorDiskTest : public ConnectorDeviceTest {
     std::filesystem::remove(folder_.path() / "kv" / "tmp");
     std::ofstream(folder_.path() / "kv" / "tmp").put('\n');  // a file where a folder is needed
   }
+  void MendFolder() {
+    std::filesystem::remove(folder_.path() / "kv" / "tmp");
+    std::filesystem::create_directory(folder_.path() / "kv" / "tmp");
+  }
+  // Opens no folder: that would empty its tmp.
+  std::int64_t FiledBlocks() { return worker_->StoreStats().file_blocks; }
   void CaptureFacts() {
     for (std::uint64_t fact = 0; fact < kFacts; ++fact) {
       Run({{kCapture, Prompt().Fact(fact, kLength)}});
@@ -110,6 +116,42 @@ TEST_F(ConnectorDiskTest, WhatIsErasedIsNotReportedAsLost) {
   scheduler_->Clear();
   EmptyStep();
   EXPECT_EQ(Lost(), 0);
+}
+
+TEST_F(ConnectorDiskTest, WithRoomAgainTheyAreFiledAndServedAfterARestart) {
+  file_again_ms_ = 5;
+  Start(50 * kTokenBytes);
+  BreakFolder();
+  CaptureFacts();
+  EXPECT_EQ(FiledBlocks(), 0);
+  MendFolder();
+  for (int i = 0; i < 1000 && FiledBlocks() < static_cast<std::int64_t>(kFacts); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(Files(), kFacts);
+  Start(50 * kTokenBytes);
+  EXPECT_EQ(Ready(), static_cast<std::int64_t>(kFacts));
+  for (std::uint64_t fact = 0; fact < kFacts; ++fact) {
+    EXPECT_TRUE(Run({{kInject, Prompt().Fact(fact, kLength).Text(3, 9)}}).empty());
+    EXPECT_EQ(done_[0].outcome.injected_tokens, kLength) << fact;
+    EXPECT_LT(Difference(), 2e-4F);
+  }
+}
+
+TEST_F(ConnectorDiskTest, WhatIsClearedIsNotFiledLater) {
+  file_again_ms_ = 1;
+  for (int round = 0; round < 10; ++round) {
+    Start(50 * kTokenBytes);
+    BreakFolder();
+    CaptureFacts();
+    MendFolder();
+    std::this_thread::sleep_for(std::chrono::microseconds(300 * round));
+    scheduler_->Clear();
+    EmptyStep();
+    EXPECT_EQ(FiledBlocks(), 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_EQ(Files(), 0U);
+  }
 }
 
 TEST_F(ConnectorDiskTest, WithoutADeviceHostMemoryIsEnoughToo) {

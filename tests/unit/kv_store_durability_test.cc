@@ -169,6 +169,30 @@ TEST(KvStoreDurabilityTest, FullDiskLeavesTheBlockInMemoryAndLosesNothing) {
   EXPECT_EQ(store->Stats().corrupt, 0);
 }
 
+TEST(KvStoreDurabilityTest, WhatAFullDiskLeftInMemoryIsFiledWhenThereIsRoomAgain) {
+  const TemporaryFolder folder;
+  SmallDisk disk(folder.path() / "disk", 256 << 10);
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a small file system is not permitted here";
+  KvStoreOptions options = Options(folder.path() / "disk" / "kv");
+  options.file_again_ms = 10;
+  const fs::path filler = folder.path() / "disk" / "filler";
+  {
+    const auto store = Open(options);
+    std::ofstream(filler) << std::string(512 << 10, 'x');  // as much as there is room for
+    for (std::uint64_t i = 1; i <= 3; ++i) {
+      EXPECT_EQ(store->Put(TestBlock(i)).code(), StatusCode::kResourceExhausted);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(CountFiles(options.folder), 0U);
+    fs::remove(filler);
+    for (int i = 0; i < 500 && store->Stats().file_blocks < 3; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  const auto store = Open(options);
+  for (std::uint64_t i = 1; i <= 3; ++i) EXPECT_TRUE(store->Acquire(TestKey(i)).ok()) << i;
+}
+
 TEST(KvStoreDurabilityTest, ReadOnlyFolderGivesClearErrorsAndStillServes) {
   const TemporaryFolder folder;
   SmallDisk disk(folder.path() / "disk", 1 << 20);
