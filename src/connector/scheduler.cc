@@ -281,12 +281,24 @@ StepPlan ConnectorScheduler::TakePlan() {
   return std::exchange(plan_, std::move(next));
 }
 
-Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
-  INFERSCALE_ASSIGN_OR_RETURN(const WorkerReport report, ParseWorkerReport(bytes));
+Result<WorkerReport> ConnectorScheduler::ReadReport(std::span<const std::uint8_t> bytes) const {
+  INFERSCALE_ASSIGN_OR_RETURN(WorkerReport report, ParseWorkerReport(bytes));
   if (report.rank < 0 || report.rank >= options_.ranks) {
     return DataLoss("a worker's report names rank " + std::to_string(report.rank) + " of " +
                     std::to_string(options_.ranks));
   }
+  return report;
+}
+
+Status ConnectorScheduler::TakeReport(std::span<const std::uint8_t> bytes) {
+  const Result<WorkerReport> read = ReadReport(bytes);
+  if (!read.ok()) {
+    // No other report will tell of what this one did: such a block would never be ready, captured
+    // again or evicted. Those whose reports are still to come are captured again when asked for.
+    Erase(directory_.DropIncomplete());
+    return read.status();
+  }
+  const WorkerReport& report = *read;
   const auto rank = static_cast<std::size_t>(report.rank);
   acknowledged_[rank] = std::max(acknowledged_[rank], report.sequence);
   if (report.rotation_measured) rotation_measured_[rank] = true;

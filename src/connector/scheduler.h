@@ -87,7 +87,8 @@ class ConnectorScheduler {
                  std::span<const std::int32_t> new_blocks, bool replace, std::int32_t begin = 0);
   /// The step's plan; empty when there is nothing to do.
   StepPlan TakePlan();
-  /// What the ranks did. A malformed report is an error and changes nothing.
+  /// What the ranks did. Nothing is taken from a malformed report, which is an error; blocks that
+  /// not every rank has told of are taken back then, as it may have told of them.
   Status TakeReport(std::span<const std::uint8_t> report);
   /// Every rank has given its first report: what one of them lacks is missing for all. Call it
   /// before the first step.
@@ -159,6 +160,7 @@ class ConnectorScheduler {
   /// Whether the request waits until what it loads of [begin, end) has come up to the arenas.
   bool MustWait(const std::string& request, const Active& active, std::int32_t begin,
                 std::int32_t end);
+  Result<WorkerReport> ReadReport(std::span<const std::uint8_t> bytes) const;
   void TakeArenas(const WorkerReport& report);
   void Unpin(Active& active);
 

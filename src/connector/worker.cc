@@ -465,6 +465,13 @@ std::int64_t MeasuredPositions(double rounding, std::int64_t pairs, std::int32_t
 }
 
 void ConnectorWorker::Refuse(std::string reason) {
+  // The scheduler reads no report with a longer one, and every report repeats it. (base/utf8.h
+  // would bring the wheel another library.)
+  if (reason.size() > kMaxTextBytes) {
+    std::size_t end = kMaxTextBytes;
+    while (end > 0 && (static_cast<unsigned char>(reason[end]) & 0xc0) == 0x80) --end;
+    reason.resize(end);
+  }
   report_.refusal = std::move(reason);
   rope_ = nullptr;
   news_ = true;

@@ -149,14 +149,23 @@ class SchedulerSide:
         return self.native.take_plan()
 
     def start(self, reports: list[bytes]) -> None:
-        self.take_reports(reports)
-        if self.native is not None:
-            self.native.start_complete()
+        try:
+            self.take_reports(reports)
+        finally:
+            if self.native is not None:
+                self.native.start_complete()
 
     def take_reports(self, reports: list[bytes]) -> None:
+        """One that cannot be read keeps no other from being taken."""
+        failure: Exception | None = None
         for report in reports:
             if self.native is not None and report:
-                self.native.take_report(report)
+                try:
+                    self.native.take_report(report)
+                except Exception as error:
+                    failure = error
+        if failure is not None:
+            raise failure
 
     def finished(self, request: Any) -> dict[str, Any] | None:
         reason = self.refused.pop(request.request_id, None)
