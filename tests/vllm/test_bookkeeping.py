@@ -263,6 +263,30 @@ def test_no_exception_leaves_a_hook(engine, monkeypatch, side, hook):
     assert_same((tokens, logprobs), cold)
 
 
+def test_a_report_that_cannot_be_read_keeps_no_other_from_being_taken(engine, monkeypatch):
+    class Native:
+        def __init__(self):
+            self.taken, self.complete = [], False
+
+        def take_report(self, report):
+            if report == b"broken":
+                raise ValueError("on purpose")
+            self.taken.append(report)
+
+        def start_complete(self):
+            self.complete = True
+
+    native = Native()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler, "native", native)
+        with pytest.raises(ValueError):
+            engine.scheduler.take_reports([b"first", b"broken", b"", b"last"])
+        assert native.taken == [b"first", b"last"]
+        with pytest.raises(ValueError):
+            engine.scheduler.start([b"broken", b"other"])
+        assert native.taken[-1] == b"other" and native.complete
+
+
 def test_no_exception_leaves_a_hook_beside_the_steps(engine, monkeypatch):
     class Broken:
         def __getattr__(self, name):
