@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The connector on a real vLLM on this machine's GPU, with CUDA graphs.
-#   run_gpu_vllm.sh tests [PYTEST-ARGUMENT...]   every case of bookkeeping, under both model runners
+#   run_gpu_vllm.sh tests [PYTEST-ARGUMENT...]   every case of bookkeeping and windows, under both model runners
 #   run_gpu_vllm.sh bench [OPTION...]            exactness, ttft and throughput into bench/results, the
 #                                                other shapes, and text with the arena's bytes as cache
 #   run_gpu_vllm.sh tiers [OPTION...]            more facts than the arena holds, and chats during ingest
@@ -18,7 +18,7 @@ case $what in
     cd "$repository/tests/vllm"
     # Without the plugins of whatever else is installed there.
     export INFERSCALE_TEST_VLLM_DEVICE=cuda PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
-    (($#)) || set -- test_layouts.py test_bookkeeping.py test_preemption.py test_tiers.py
+    (($#)) || set -- test_layouts.py test_bookkeeping.py test_preemption.py test_tiers.py test_windows.py
     failed=0
     for runner in 0 1; do
       printf '\n== VLLM_USE_V2_MODEL_RUNNER=%s ==\n' "$runner"
@@ -33,6 +33,8 @@ case $what in
     "$python" bench/vllm_ttft.py exactness throughput --codec bf16 --budget-seconds 330 \
       --out "$results" "$@" || failed=1
     "$python" bench/vllm_ttft.py exactness throughput --codec int4 --modes kv,ceiling \
+      --budget-seconds 330 --out "$results" "$@" || failed=1
+    "$python" bench/vllm_ttft.py --codec bf16 --block-size 64 --modes kv,ceiling \
       --budget-seconds 250 --out "$results" "$@" || failed=1
     for shape in Qwen2.5-7B Mistral-7B; do
       "$python" bench/vllm_ttft.py --shape "$shape" --codec bf16 --gpu-bytes 8G \
