@@ -100,7 +100,9 @@ Result<MemoryService::Impl::Encoding*> MemoryService::Impl::CurrentEncoding() {
   if (now != nullptr && serves(*now)) return now;
   const std::lock_guard lock(encodings_mutex);
   for (const auto& one : encodings) {
-    if (serves(*one)) return encoding = one.get();
+    if (!serves(*one)) continue;
+    RememberEncoding(*one);  // the engine is again what it was before
+    return encoding = one.get();
   }
   std::unique_ptr<Encoding> made(
       new Encoding{{*engine, *catalog, recipe, codec}, able.kv_injection, {}});

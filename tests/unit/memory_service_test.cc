@@ -265,6 +265,15 @@ TEST_F(MemoryServiceTest, AnEngineThatCanStoreKvLaterIsGivenWhatWasAddedBefore) 
   late->BecomeAble();  // nobody is told any more
 }
 
+TEST_F(MemoryServiceTest, AnEngineThatIsAgainWhatItWasIsLookedForAsThat) {
+  Open();
+  for (const KvCodec codec : {KvCodec::kInt8, KvCodec::kF16, KvCodec::kInt8}) {
+    engine_->capabilities_.codec = codec;
+    ASSERT_TRUE(service_->Pending().ok());
+    EXPECT_EQ(*service_->catalog().GetMeta(kLastEncodingMeta), service_->encoding_id());
+  }
+}
+
 TEST_F(MemoryServiceTest, ARenamedPersonIsEncodedAndServedUnderTheNewName) {
   Open();
   NewFact fact;
