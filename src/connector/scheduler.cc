@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <unordered_set>
 #include <utility>
 
 namespace inferscale {
@@ -413,9 +414,11 @@ std::uint64_t ConnectorScheduler::Erase(std::span<const KvKey> keys, std::uint64
   for (const KvKey& key : keys) directory_.Erase(key);
   promotions_.Changed(false);
   // A plan's erasures come before its captures.
-  std::erase_if(plan_.captures, [&](const CaptureItem& item) {
-    return std::find(keys.begin(), keys.end(), item.key) != keys.end();
-  });
+  if (!plan_.captures.empty()) {
+    const std::unordered_set<KvKey> erased(keys.begin(), keys.end());
+    std::erase_if(plan_.captures,
+                  [&](const CaptureItem& item) { return erased.contains(item.key); });
+  }
   // Also what the directory does not know: a rank may hold a file of it.
   Drop(keys);
   return plan_.sequence;
