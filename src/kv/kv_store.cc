@@ -102,6 +102,7 @@ struct KvStore::Impl {
   std::thread filer;
   bool filing_stopped = false;
   std::condition_variable filing_changed;
+  std::mutex join_mutex;  // of those who stop it; taken alone
 };
 
 namespace {
@@ -194,6 +195,7 @@ void KvStore::Impl::StopFiling() {
     filing_stopped = true;
   }
   filing_changed.notify_all();
+  const std::lock_guard joining(join_mutex);  // others wait for it too
   if (filer.joinable()) filer.join();
 }
 
@@ -227,12 +229,13 @@ bool KvStore::Impl::FileOldest(std::unique_lock<std::mutex>& lock) {
   const bool erased = write->erased;
   writes.erase(write);
   write_finished.notify_all();
+  if (erased) return true;
   if (status.ok()) {
     host.MarkFiled(*block);
-  } else if (!erased) {
+  } else {
     host.MarkUnfiled(*block);  // behind the others: one that is too large for the disk stops none
   }
-  return status.ok() || erased;
+  return status.ok();
 }
 
 Status KvStore::Impl::WriteFile(const KvBlock& block, Writes::iterator write) {

@@ -10,6 +10,8 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -128,12 +130,13 @@ TEST_F(KvStoreFullDiskTest, WhatIsErasedWhileItIsFiledLeavesNoFile) {
   options.file_budget_bytes = 64 << 20;
   const auto store = Open(options);
   constexpr std::uint64_t kBlocks = 60;
-  for (int round = 0; round < 6; ++round) {
+  constexpr int kRounds = 6;
+  for (int round = 1; round <= kRounds; ++round) {
     BreakFolder();
     PutIntoMemory(*store, 1, kBlocks);
     MendFolder();
-    std::this_thread::sleep_for(std::chrono::milliseconds(round));
-    if (round % 2 == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(round - 1));
+    if (round < kRounds) {
       for (std::uint64_t i = 1; i <= kBlocks; ++i) {
         ASSERT_TRUE(store->Erase(std::vector{TestKey(i)}).ok());
       }
@@ -141,10 +144,7 @@ TEST_F(KvStoreFullDiskTest, WhatIsErasedWhileItIsFiledLeavesNoFile) {
       for (std::uint64_t i = 1; i <= kBlocks; i += 7) {
         ASSERT_TRUE(store->Erase(std::vector{TestKey(i)}).ok());
       }
-      const auto epoch = static_cast<std::uint64_t>(round + 1);
-      ASSERT_TRUE(store->EraseScope(5, epoch).ok());
-      EXPECT_TRUE(BlockFiles(options.folder).empty());
-      break;  // the scope takes no block of this epoch any more
+      ASSERT_TRUE(store->EraseScope(5, 2).ok());  // which takes no block of epoch 1 any more
     }
     EXPECT_TRUE(BlockFiles(options.folder).empty());
   }
@@ -196,12 +196,67 @@ TEST_F(KvStoreFullDiskTest, AStoreThatIsToBeReplacedFilesNothingMore) {
   const auto store = Open(OftenTried());
   BreakFolder();
   PutIntoMemory(*store, 1, 3);
-  store->StopFiling();
+  std::vector<std::thread> stoppers;
+  for (int i = 0; i < 4; ++i) stoppers.emplace_back([&] { store->StopFiling(); });
+  for (std::thread& stopper : stoppers) stopper.join();
   PutIntoMemory(*store, 4, 4);
   MendFolder();
   WaitForSomeAttempts();
   EXPECT_TRUE(BlockFiles(Options().folder).empty());
   EXPECT_TRUE(store->Put(TestBlock(4)).ok());
+}
+
+TEST_F(KvStoreFullDiskTest, ErasuresHoldWhileADiskIsFullNowAndThen) {
+  KvStoreOptions options = OftenTried();
+  options.file_again_ms = 1;
+  const auto store = Open(options);
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
+  std::atomic<bool> done{false};
+  std::thread disk([&] {
+    for (int i = 0; !done; ++i) {
+      const rlimit limit{i % 2 == 0 ? rlim_t{16} : old.rlim_cur, old.rlim_max};
+      (void)setrlimit(RLIMIT_FSIZE, &limit);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    (void)setrlimit(RLIMIT_FSIZE, &old);
+  });
+  std::atomic<int> left{0};
+  std::vector<std::thread> owners;
+  for (std::uint64_t owner = 1; owner <= 3; ++owner) {
+    owners.emplace_back([&, owner] {
+      const std::uint64_t first = owner * 100;
+      const auto block = [&](std::uint64_t number, std::uint64_t epoch) {
+        KvBlockInfo info = TestBlockInfo(number);
+        info.scope_tag = owner;
+        info.epoch = epoch;
+        return TestBlock(info);
+      };
+      for (std::uint64_t round = 1; round <= 40; ++round) {
+        std::vector<KvKey> keys;
+        for (std::uint64_t i = first; i < first + 8; ++i) {
+          (void)store->Put(block(i, round));
+          keys.push_back(TestKey(i));
+        }
+        const bool erased =
+            round % 2 == 0 ? store->Erase(keys).ok() : store->EraseScope(owner, round + 1).ok();
+        left += !erased;
+        for (const KvTier tier : store->Presence(keys)) left += tier != KvTier::kNone;
+        std::error_code none;
+        const fs::path scope =
+            options.folder / "0101010101010101" / ("000000000000000" + std::to_string(owner));
+        for (fs::directory_iterator file(scope, none), end; !none && file != end; ++file) ++left;
+      }
+    });
+  }
+  for (std::thread& owner : owners) owner.join();
+  done = true;
+  disk.join();
+  signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(left, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(BlockFiles(options.folder).empty());
 }
 
 TEST_F(KvStoreFullDiskTest, KilledWhileItFilesItLeavesWholeBlocksOnly) {
@@ -228,6 +283,7 @@ TEST_F(KvStoreFullDiskTest, KilledWhileItFilesItLeavesWholeBlocksOnly) {
       (void)!write(ready[1], "x", 1);
       for (;;) pause();
     }
+    close(ready[1]);  // a writer that has ended is seen
     char byte = 0;
     ASSERT_EQ(read(ready[0], &byte, 1), 1);
     std::this_thread::sleep_for(std::chrono::milliseconds(2 + 9 * round));
@@ -235,7 +291,6 @@ TEST_F(KvStoreFullDiskTest, KilledWhileItFilesItLeavesWholeBlocksOnly) {
     int status = 0;
     waitpid(writer, &status, 0);
     close(ready[0]);
-    close(ready[1]);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the writer ended by itself";
 
     const auto store = Open(options);
