@@ -159,6 +159,30 @@ TEST(LlamaEncoding, AnOpeningThatCannotBeStoredIsComputedInVainOnce) {
   EXPECT_TRUE(EncodeAll(*engine, {opening(3, 10)}).front().status.ok()) << "another one is stored";
 }
 
+TEST(LlamaEncoding, ChatsThatAskForOneOpeningTogetherComputeItInVainOnce) {
+  LlamaEngineOptions options = TestOptions(TinyModel("llama_norm"));
+  options.store.host_budget_bytes = 64 << 10;  // and no files
+  const auto engine = Open(options);
+  const TokenIds tokens(1000, engine->Tokenize(" the").back());
+  /// \return milliseconds of sixteen chats
+  const auto ask = [&](std::uint8_t first, std::uint8_t step) {
+    std::vector<EncodeRequest> requests;
+    for (std::uint8_t chat = 0; chat < 16; ++chat) {
+      requests.push_back(
+          MakeRequest(Key(static_cast<std::uint8_t>(first + chat * step), 6), tokens, {}));
+      requests.back().urgent = true;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    for (const EncodeOutcome& outcome : EncodeAll(*engine, requests)) {
+      EXPECT_EQ(outcome.status.code(), StatusCode::kResourceExhausted);
+    }
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+        .count();
+  };
+  const double others = ask(1, 1), same = ask(100, 0);
+  EXPECT_LT(same, others / 2) << "sixteen, or one";
+}
+
 TEST(LlamaEncoding, GivesWayButIsNotStarvedByGenerations) {
   const auto engine = Open();
   std::atomic<bool> stop{false};

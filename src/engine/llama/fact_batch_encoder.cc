@@ -240,15 +240,25 @@ void FactBatchEncoder::Run() {
     std::vector<Item> batch = TakeBatch();
     std::vector<Item> good;
     for (Item& item : batch) {
-      const Status status = Check(item.request);
+      Status status = Check(item.request);
+      {
+        const std::scoped_lock lock(mutex_);
+        const KvKey& key = item.request.info.key;
+        // Chats that came at once ask for the same.
+        const auto known = impossible_.find(key);
+        if (known != impossible_.end()) status = known->second;
+        if (!status.ok()) {
+          running_.erase(key);
+          if (cancelled_.erase(key) > 0) {
+            status = Cancelled("the fact was erased before it was encoded");
+          } else {
+            RememberImpossible(item.request, status);
+          }
+        }
+      }
       if (status.ok()) {
         good.push_back(std::move(item));
         continue;
-      }
-      {
-        const std::scoped_lock lock(mutex_);
-        running_.erase(item.request.info.key);
-        RememberImpossible(item.request, status);
       }
       Report(item, status);
     }
