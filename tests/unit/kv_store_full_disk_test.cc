@@ -1,4 +1,4 @@
-// What was kept in memory alone while no file could be written, and becomes of it later.
+// What was kept in memory alone while no file could be written, and what becomes of it later.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -10,6 +10,7 @@
 #include <csignal>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -186,10 +187,27 @@ TEST_F(KvStoreFullDiskTest, WhatNoFileMayHoldIsNotTriedAgain) {
   KvStoreOptions options = OftenTried();
   options.file_budget_bytes = FileBytes(1) - 1;
   const auto store = Open(options);
+  const auto threads = [] {
+    return std::distance(fs::directory_iterator("/proc/self/task"), fs::directory_iterator());
+  };
+  const auto before = threads();
   EXPECT_EQ(store->Put(TestBlock(1)).code(), StatusCode::kResourceExhausted);
-  WaitForSomeAttempts();
+  EXPECT_LE(threads(), before) << "one that tries";
   EXPECT_EQ(store->Stats().file_blocks, 0);
   EXPECT_EQ(Tier(*store, 1), KvTier::kHost);
+}
+
+TEST_F(KvStoreFullDiskTest, BetweenTwoAttemptsTheDiskIsLeftAloneAndNobodyWaitsForTheNext) {
+  KvStoreOptions options = OftenTried();
+  options.file_again_ms = 3'600'000;
+  const auto store = Open(options);
+  BreakFolder();
+  PutIntoMemory(*store, 1, 2);
+  MendFolder();
+  WaitForSomeAttempts();
+  EXPECT_EQ(store->Stats().file_blocks, 0);
+  EXPECT_TRUE(store->Erase(std::vector{TestKey(1)}).ok());
+  // And the store ends at once.
 }
 
 TEST_F(KvStoreFullDiskTest, AStoreThatIsToBeReplacedFilesNothingMore) {
