@@ -3,7 +3,8 @@
 Modes: `text`: the facts are new to the engine (prefix caching is on, and holds the system text);
 `text_cached`: the same facts every time, from the prefix cache; `ceiling`: the same again, measured as
 its own series, since that is what injection is compared with; `kv` (`kv_int4` with that codec): the
-facts' stored KV is injected, under a fresh salt each time. 64 tokens are new in every request.
+facts' stored KV is injected, under a fresh salt each time. 64 tokens are new in every request. With
+`--block-size 64` every mode's name ends in `_block64`.
 One repetition runs every count of facts in every mode, so that what drifts hits all of them alike:
 `over_ceiling_ms` and `growth` (to the same mode without facts, as a share) are medians of pairs.
 """
